@@ -634,6 +634,7 @@ type comparison struct {
 	classes       []*Class
 	before, after []trace.Explanation // by class
 	opened        []opened
+	judged        []*trace.Node // states whose classes and connections are evaluated
 }
 
 // opened is a connection that is open before a change and continues after it.
@@ -646,8 +647,9 @@ func (c *comparison) String() string { return c.from.Name + " " + c.family.Strin
 
 // newComparison evaluates the classes of both scenarios.
 func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node) *comparison {
-	c := &comparison{from: s, to: to, family: family}
-	seen := map[string]bool{}
+	// newComparison evaluates the states before and after; see opened.
+	c := &comparison{from: s, to: to, family: family, judged: []*trace.Node{before, after}}
+	seen := map[string]int{}
 	for _, x := range []struct {
 		n *trace.Node
 		s *Scenario
@@ -656,9 +658,15 @@ func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node)
 		list, _ := Classes(x.n, o)
 		for _, class := range list {
 			served := class.State == "" && class.target.kind != Elsewhere && class.target.kind != NodeItself && !o.isVIP(class.From)
-			if key := class.String(); served && !seen[key] {
-				seen[key] = true
+			key := strings.TrimSuffix(strings.TrimSuffix(class.String(), ")"), ", Local")
+			at, known := seen[key]
+			switch {
+			case !served:
+			case !known:
+				seen[key] = len(c.classes)
 				c.classes = append(c.classes, class)
+			case class.target.svc != nil && class.target.svc.ExternalLocal:
+				c.classes[at] = class // Local in one of the states
 			}
 		}
 	}
@@ -677,12 +685,16 @@ func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node)
 }
 
 // judge evaluates new connections of every class, and the next packets of established
-// ones, in every state.
+// ones, in every state. It skips a state that it has evaluated: most states of a restart after
+// a crash are states of the change, too.
 func (c *comparison) judge(name string, between []*trace.Node, log []string, at []int) []Failure {
 	e := trace.Evaluator{Quiet: true}
-	differs := make([]bool, len(between)) // from the state before it
+	differs := make([]bool, len(between)) // from all states before it
 	for i, n := range between {
-		differs[i] = i == 0 || !sameOfFamily(n, between[i-1])
+		differs[i] = !slices.ContainsFunc(c.judged, func(m *trace.Node) bool { return sameOfFamily(n, m) })
+		if differs[i] {
+			c.judged = append(c.judged, n)
+		}
 	}
 	var out []Failure
 	fails := func(i int, class *Class, got string, want string) {
@@ -692,12 +704,18 @@ func (c *comparison) judge(name string, between []*trace.Node, log []string, at 
 		})
 	}
 	for k, class := range c.classes {
+		before, after := &c.before[k], &c.after[k]
 		for i, n := range between {
 			if !differs[i] {
 				continue
 			}
-			if x := e.Explain(n, class.Question); !c.asEither(class, &x, &c.before[k], &c.after[k]) {
-				fails(i, class, Summary(&x), fmt.Sprintf("every state is as before (%s) or as after (%s)", Summary(&c.before[k]), Summary(&c.after[k])))
+			x := e.Explain(n, class.Question)
+			if doubt := cmp.Or(cannotJudge(&x), cannotJudge(before), cannotJudge(after)); doubt != "" {
+				fails(i, class, doubt, "no result is in doubt")
+				break
+			}
+			if !c.asEither(class, &x, before, after) {
+				fails(i, class, Summary(&x), fmt.Sprintf("every state is as before (%s) or as after (%s)", Summary(before), Summary(after)))
 				break
 			}
 		}
@@ -732,7 +750,7 @@ func sameOfFamily(a, b *trace.Node) bool {
 		return out
 	}
 	return reflect.DeepEqual(a.Ruleset, b.Ruleset) && reflect.DeepEqual(a.Rules, b.Rules) && sameRoutes(a.Routes, b.Routes) &&
-		reflect.DeepEqual(a.Sysctls, b.Sysctls) && reflect.DeepEqual(sets(a), sets(b)) && reflect.DeepEqual(servers(a), servers(b))
+		reflect.DeepEqual(a.Links, b.Links) && reflect.DeepEqual(a.Sysctls, b.Sysctls) && reflect.DeepEqual(sets(a), sets(b)) && reflect.DeepEqual(servers(a), servers(b))
 }
 
 func next(log []string, at int) string {

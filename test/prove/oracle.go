@@ -354,6 +354,8 @@ func (o *Oracle) strays(c *Class) bool {
 	switch {
 	case o.isBranch(o.family, c.In):
 		return true
+	case c.target.svc != nil && c.State == "" && o.podLink(o.bare, c.From) == c.In:
+		return false // a pod's own interface, even if only a policy rule by interface finds the pod there
 	case !ok || back.Link == c.In && o.bare.PassesReversePath(c.From, c.To.Addr(), c.In):
 		return false
 	case c.target.svc == nil || c.target.kind == ClusterIP || c.State != "":

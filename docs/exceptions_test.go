@@ -2,7 +2,10 @@ package docs
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -47,21 +50,54 @@ func exceptionTable(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var exceptions []struct{ Check, What, Match, Reason string }
+	var exceptions []struct{ Check, What, Match, Reason, Test, Why string }
 	if err := yaml.UnmarshalStrict(text, &exceptions); err != nil {
 		t.Fatal(err)
 	}
 	var b strings.Builder
 	b.WriteString("| check | what | reason |\n|---|---|---|\n")
+	tests := testNames(t)
 	for _, kind := range exceptionKinds {
 		for _, e := range exceptions {
-			if e.Check == kind.check {
-				fmt.Fprintf(&b, "| %s | %s | %s |\n", kind.name, e.What, e.Reason)
+			if e.Check != kind.check {
+				continue
 			}
+			reason := e.Reason
+			if e.Why != "" {
+				reason = e.Why + ": " + reason
+			}
+			if e.Test != "" {
+				reason += " `" + e.Test + "` tests it."
+				if !tests[e.Test] {
+					t.Errorf("%s: there is no test %s", e.What, e.Test)
+				}
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", kind.name, e.What, reason)
 		}
 	}
 	if rows := strings.Count(b.String(), "\n") - 2; rows != len(exceptions) {
 		t.Errorf("%d of %d exceptions are in the table", rows, len(exceptions))
 	}
 	return b.String()
+}
+
+var testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+
+// testNames returns the names of the repository's tests.
+func testNames(t *testing.T) map[string]bool {
+	names := map[string]bool{}
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range testFunction.FindAllSubmatch(text, -1) {
+			names[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
 }

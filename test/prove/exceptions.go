@@ -5,6 +5,7 @@ package prove
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -19,9 +20,20 @@ type Exception struct {
 	What   string // the connections, or the part of a rule or set, in words
 	Match  string // a regular expression for the failure's text
 	Reason string
+	// Of necessity: a test that shows what the rule or condition is needed for, or the kind of
+	// reason, one of Whys.
+	Test, Why string
 
 	match *regexp.Regexp
 	used  int
+}
+
+// Whys are the kinds of reasons for which no packet class shows a need.
+var Whys = map[string]string{
+	"performance":       "it spares packets rules that do not change their result",
+	"kube-proxy has it": "users and tools know it from there",
+	"equivalent":        "the packets that reach it have the same result with the edit",
+	"no class":          "the scenarios lack the packets or the state that it is for",
 }
 
 // Exceptions are the entries of a file; see docs/proof.md.
@@ -43,6 +55,9 @@ func ReadExceptions(file string) (Exceptions, error) {
 		}
 		if e.Reason == "" || e.What == "" {
 			return nil, fmt.Errorf("%s: %q has no reason, or does not say what it is about", file, e.Match)
+		}
+		if _, known := Whys[e.Why]; e.Why != "" && !known || (e.Check == "necessity") != (e.Test != "" || e.Why != "") {
+			return nil, fmt.Errorf("%s: %q: an entry of necessity, and no other, names a test or one of the kinds of reasons %v", file, e.Match, slices.Sorted(maps.Keys(Whys)))
 		}
 	}
 	return out, nil

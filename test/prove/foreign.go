@@ -135,14 +135,14 @@ func (s *Subject) CheckForeign(f Foreign) (failures []Failure, judged int) {
 	return failures, judged
 }
 
-// disturbable reports whether a class is a new connection to a VIP or a node port, and
-// its result is right without other programs.
+// disturbable reports whether the oracle requires a result of a class, and the class has it
+// without other programs.
 func (s *Subject) disturbable(i int) bool {
 	if s.right == nil {
 		s.right = make([]bool, len(s.Classes))
 		e := trace.Evaluator{Quiet: true}
 		for i, c := range s.Classes {
-			if c.State != "" || c.target.kind == NodeItself || c.target.kind == Elsewhere || slices.Contains(s.Wants[i].Fates, MayAny) {
+			if slices.Contains(s.Wants[i].Fates, MayAny) {
 				continue
 			}
 			x := e.Explain(s.Node, c.Question)

@@ -12,9 +12,12 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // Environments are nodes with different foreign rules, in which our rules take effect.
@@ -61,6 +64,15 @@ var Environments = []struct {
 			})
 		}
 		return n
+	}},
+	// Without such rules, the node is as in "no other rules", and the environment shows nothing.
+	{"our policy rules for marks are missing", func(n *trace.Node) *trace.Node {
+		out := *n
+		out.Rules = slices.DeleteFunc(slices.Clone(n.Rules), func(r routing.Rule) bool { return r.Own && r.Priority == scenario.DefaultConfig().SNAT.Priority })
+		if len(out.Rules) == len(n.Rules) {
+			return nil
+		}
+		return &out
 	}},
 	{"marks of others in INPUT", func(n *trace.Node) *trace.Node {
 		return withChain(n, nat.Filter, "INPUT", func(rules []nat.Rule) []nat.Rule {
@@ -188,7 +200,7 @@ type matches struct {
 func (m *matches) shows(changed *trace.Node, classes ...[]int) string {
 	for _, i := range slices.Concat(classes...) {
 		x := m.e.Explain(changed, m.Classes[i].Question)
-		if Summary(&x) != m.before[i] {
+		if len(x.Doubts) == 0 && Summary(&x) != m.before[i] {
 			return fmt.Sprintf("%s, %s: %s", m.Subject, m.env, m.Classes[i])
 		}
 	}
@@ -199,9 +211,14 @@ func (m *matches) shows(changed *trace.Node, classes ...[]int) string {
 // rules, in every environment. It skips changes that have already shown a need.
 func (y *Necessity) Check(s *Subject) {
 	var all sync.WaitGroup
+	s = s.withBound()
 	for _, env := range Environments {
+		node := env.change(s.Node)
+		if node == nil {
+			continue // it does not apply
+		}
 		all.Go(func() {
-			m := s.match(env.Name, env.change(s.Node))
+			m := s.match(env.Name, node)
 			for table, contents := range m.node.Ruleset {
 				for chain, rules := range contents.Chains {
 					y.chain(m, place{table, chain, 0}, rules)
@@ -211,6 +228,35 @@ func (y *Necessity) Check(s *Subject) {
 		})
 	}
 	all.Wait()
+}
+
+// withBound returns the subject with more classes: connections of the node whose program has
+// bound an address of another interface, or a loopback address. No oracle judges them, but a
+// rule is needed if it changes their result.
+func (s *Subject) withBound() *Subject {
+	out := *s
+	out.Classes = slices.Clone(s.Classes)
+	for _, c := range s.Classes {
+		if c.In != "" || c.target.svc == nil {
+			continue
+		}
+		others := 0
+		for _, l := range s.Node.Links {
+			for _, a := range l.Addresses {
+				from := a.Prefix.Addr()
+				if ip.Of(from) != s.Family || from == c.From || from.IsLinkLocalUnicast() || others > 0 && !from.IsLoopback() {
+					continue
+				}
+				if !from.IsLoopback() {
+					others++
+				}
+				q := c.Question
+				q.From, q.Bound = from, true
+				out.Classes = append(out.Classes, &Class{q, c.target})
+			}
+		}
+	}
+	return &out
 }
 
 func (y *Necessity) chain(m *matches, at place, rules []nat.Rule) {

@@ -3,6 +3,7 @@
 package prove
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"testing"
@@ -74,6 +75,9 @@ func checkDemands(t *testing.T, s *Scenario, f ip.Family, demanded map[plan.SetN
 		e := trace.Evaluator{Quiet: true, Added: func(set string, entry ipset.Entry) { these = append(these, added{set, entry}) }}
 		now, then := e.Explain(awaiting.Node, c.Question), e.Explain(want.Node, c.Question)
 		before[name], after[name] = Summary(&now), Summary(&then)
+		if doubt := cmp.Or(cannotJudge(&now), cannotJudge(&then)); doubt != "" {
+			t.Errorf("%s %s: %s: %s", s.Name, f, name, doubt)
+		}
 		for _, a := range these {
 			adds[a] = true
 		}

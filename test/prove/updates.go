@@ -4,7 +4,9 @@ package prove
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -634,7 +636,7 @@ type comparison struct {
 	classes       []*Class
 	before, after []trace.Explanation // by class
 	opened        []opened
-	judged        []*trace.Node // states whose classes and connections are evaluated
+	judged        []state // whose classes and connections are evaluated
 }
 
 // opened is a connection that is open before a change and continues after it.
@@ -648,7 +650,7 @@ func (c *comparison) String() string { return c.from.Name + " " + c.family.Strin
 // newComparison evaluates the classes of both scenarios.
 func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node) *comparison {
 	// newComparison evaluates the states before and after; see opened.
-	c := &comparison{from: s, to: to, family: family, judged: []*trace.Node{before, after}}
+	c := &comparison{from: s, to: to, family: family, judged: []state{newState(before), newState(after)}}
 	seen := map[string]int{}
 	for _, x := range []struct {
 		n *trace.Node
@@ -685,16 +687,13 @@ func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node)
 }
 
 // judge evaluates new connections of every class, and the next packets of established
-// ones, in every state. It skips a state that it has evaluated: most states of a restart after
-// a crash are states of the change, too.
+// ones, in every state. It does not repeat evaluations whose result is known: most states of a
+// restart after a crash are states of the change, too, and most writes change one virtual server.
 func (c *comparison) judge(name string, between []*trace.Node, log []string, at []int) []Failure {
 	e := trace.Evaluator{Quiet: true}
-	differs := make([]bool, len(between)) // from all states before it
+	affected := make([]func(*Class) bool, len(between))
 	for i, n := range between {
-		differs[i] = !slices.ContainsFunc(c.judged, func(m *trace.Node) bool { return sameOfFamily(n, m) })
-		if differs[i] {
-			c.judged = append(c.judged, n)
-		}
+		affected[i] = c.affected(n)
 	}
 	var out []Failure
 	fails := func(i int, class *Class, got string, want string) {
@@ -705,12 +704,16 @@ func (c *comparison) judge(name string, between []*trace.Node, log []string, at 
 	}
 	for k, class := range c.classes {
 		before, after := &c.before[k], &c.after[k]
+		if doubt := cmp.Or(cannotJudge(before), cannotJudge(after)); doubt != "" && len(between) > 0 {
+			fails(0, class, doubt, "no result is in doubt")
+			continue
+		}
 		for i, n := range between {
-			if !differs[i] {
+			if !affected[i](class) {
 				continue
 			}
 			x := e.Explain(n, class.Question)
-			if doubt := cmp.Or(cannotJudge(&x), cannotJudge(before), cannotJudge(after)); doubt != "" {
+			if doubt := cannotJudge(&x); doubt != "" {
 				fails(i, class, doubt, "no result is in doubt")
 				break
 			}
@@ -722,7 +725,7 @@ func (c *comparison) judge(name string, between []*trace.Node, log []string, at 
 	}
 	for _, o := range c.opened {
 		for i, n := range between {
-			if !differs[i] {
+			if !affected[i](o.Class) {
 				continue
 			}
 			if v := e.Continue(n, o.Connection); v.Outcome != trace.Answered {
@@ -734,23 +737,95 @@ func (c *comparison) judge(name string, between []*trace.Node, log []string, at 
 	return out
 }
 
-// sameOfFamily reports whether packets of a family match the same state on two nodes.
-func sameOfFamily(a, b *trace.Node) bool {
-	other := func(set string) bool {
-		return strings.HasPrefix(set, "KUBE-6-") != (a.Family == ip.IPv6) && strings.HasPrefix(set, "KUBE-")
+// state is a state that is evaluated.
+type state struct {
+	rest    string // fingerprint of all but the virtual servers
+	servers ipvs.State
+}
+
+// newState reads the state that packets of a node's family match.
+func newState(n *trace.Node) state {
+	h := sha256.New()
+	write := func(part any) { fmt.Fprintf(h, "%v\n", part) } // maps in order
+	for _, table := range slices.Sorted(maps.Keys(n.Ruleset)) {
+		write(table)
+		write(n.Ruleset[table].Policies)
+		for _, chain := range slices.Sorted(maps.Keys(n.Ruleset[table].Chains)) {
+			write(chain)
+			for _, r := range n.Ruleset[table].Chains[chain] {
+				io.WriteString(h, string(r)+"\n")
+			}
+		}
 	}
-	sets := func(n *trace.Node) ipset.State {
-		out := maps.Clone(n.Sets)
-		maps.DeleteFunc(out, func(name string, s ipset.Contents) bool { return other(name) && s.Type != ipset.BitmapPort })
-		return out
+	for _, name := range slices.Sorted(maps.Keys(n.Sets)) {
+		set := n.Sets[name]
+		if other := strings.HasPrefix(name, "KUBE-6-") != (n.Family == ip.IPv6) && strings.HasPrefix(name, "KUBE-"); other && set.Type != ipset.BitmapPort {
+			continue
+		}
+		var members []string
+		for e, mark := range set.Entries {
+			members = append(members, fmt.Sprint(e, " ", mark))
+		}
+		slices.Sort(members)
+		write(set.Set)
+		write(members)
 	}
-	servers := func(n *trace.Node) ipvs.State {
-		out := maps.Clone(n.IPVS)
-		maps.DeleteFunc(out, func(k ipvs.Key, _ ipvs.Service) bool { return ip.Of(k.Addr) != a.Family })
-		return out
+	var routes []string
+	for _, r := range n.Routes {
+		routes = append(routes, fmt.Sprintf("%#v", r)) // all fields
 	}
-	return reflect.DeepEqual(a.Ruleset, b.Ruleset) && reflect.DeepEqual(a.Rules, b.Rules) && sameRoutes(a.Routes, b.Routes) &&
-		reflect.DeepEqual(a.Links, b.Links) && reflect.DeepEqual(a.Sysctls, b.Sysctls) && reflect.DeepEqual(sets(a), sets(b)) && reflect.DeepEqual(servers(a), servers(b))
+	slices.Sort(routes)
+	for _, part := range []any{n.Rules, slices.Compact(routes), n.Links, n.Sysctls} {
+		fmt.Fprintf(h, "%#v\n", part)
+	}
+	servers := maps.Clone(n.IPVS)
+	maps.DeleteFunc(servers, func(k ipvs.Key, _ ipvs.Service) bool { return ip.Of(k.Addr) != n.Family })
+	return state{string(h.Sum(nil)), servers}
+}
+
+// affected returns which classes may have another result in a state than in those that are
+// evaluated, and adds the state to them. If a state differs from one of them only in virtual
+// servers with an address, these are the classes of packets to that address and port: nothing
+// else looks for a virtual server, since no rule of these nodes changes a destination.
+func (c *comparison) affected(n *trace.Node) func(*Class) bool {
+	s := newState(n)
+	fewest, found := map[ipvs.Key]bool{}, false
+	for _, known := range c.judged {
+		if known.rest != s.rest {
+			continue
+		}
+		if changed := changedServers(known.servers, s.servers); !found || len(changed) < len(fewest) {
+			fewest, found = changed, true
+		}
+	}
+	c.judged = append(c.judged, s)
+	for key := range fewest {
+		if key.FWMark != 0 {
+			found = false
+		}
+	}
+	if !found {
+		return func(*Class) bool { return true }
+	}
+	return func(class *Class) bool {
+		return fewest[ipvs.Key{Protocol: class.Protocol, Addr: class.To.Addr(), Port: class.To.Port()}]
+	}
+}
+
+// changedServers returns the keys of the virtual servers that differ.
+func changedServers(a, b ipvs.State) map[ipvs.Key]bool {
+	out := map[ipvs.Key]bool{}
+	for key, s := range a {
+		if other, has := b[key]; !has || !reflect.DeepEqual(s, other) {
+			out[key] = true
+		}
+	}
+	for key := range b {
+		if _, has := a[key]; !has {
+			out[key] = true
+		}
+	}
+	return out
 }
 
 func next(log []string, at int) string {

@@ -6,8 +6,11 @@ import (
 	"cmp"
 	"flag"
 	"fmt"
+	"hash/fnv"
+	"maps"
 	"os"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +28,8 @@ import (
 // PROVE=fixed, all fixed scenarios; PROVE=short, these with a third of the changes;
 // PROVE=DURATION, random ones for that time.
 var prove = os.Getenv("PROVE")
+
+func init() { debug.SetGCPercent(400) } // little memory is in use
 
 // quickly names the scenarios that always run.
 var quickly = []string{"aws-vpc", "external-local", "volcano auto"}
@@ -182,7 +187,7 @@ func TestNecessity(t *testing.T) {
 		name, of, shows string
 		needs           map[string]*Need
 	}{
-		{"no rule", "rules removed, one at a time", "interfaces and addresses left out; in each configuration and six environments", y.Rules},
+		{"no rule", "rules removed, one at a time", "interfaces and addresses left out; in each configuration and up to seven environments", y.Rules},
 		{"edited", "edits of rules", "a condition left out, negated, narrower or wider; a bit of a mark that is set left out", y.Edits},
 		{"swapped", "neighboring rules swapped", "those that some packet matches both of", y.Orders},
 		{"no member", "members removed from sets, one at a time", "of every configuration", y.Members},
@@ -245,18 +250,16 @@ func TestUpdates(t *testing.T) {
 		})
 	}
 	only := regexp.MustCompile(os.Getenv("PROVE_UPDATE"))
-	number, every := 0, 1
+	every := 1
 	if prove == "short" {
 		every = 3
 	}
-	for _, s := range scenarios(t, true) {
-		for _, u := range updatesOf(s) {
-			if number++; number%every != 0 || !only.MatchString(u.Name) {
-				continue
-			}
-			for _, f := range s.Config.Families {
-				work <- func() { one(s, u, f) }
-			}
+	for _, c := range chosenChanges(scenarios(t, true), every) {
+		if !only.MatchString(c.Name) {
+			continue
+		}
+		for _, f := range c.scenario.Config.Families {
+			work <- func() { one(c.scenario, c.Update, f) }
 		}
 	}
 	close(work)
@@ -269,6 +272,61 @@ func TestUpdates(t *testing.T) {
 		figure("crashes", all.Crashes, "one after each write; the next start ends in the state of a node that has only had the new configuration"),
 		figure("known exceptions", r.count, "packet classes in a state, listed in test/prove/exceptions.yaml"),
 	)
+}
+
+// scenarioChange is a change of one scenario.
+type scenarioChange struct {
+	scenario *Scenario
+	Update
+}
+
+// kindOfChange matches what precedes the change in the name of a restart after which the process
+// finds it.
+var kindOfChange = regexp.MustCompile(`^restart( after)?[^:]*(: |, )`)
+
+// chosenChanges returns the changes that apply to scenarios: one of so many of each kind, at
+// least one. A hash of the names chooses, so a new scenario or change does not replace others.
+func chosenChanges(list []*Scenario, every int) []scenarioChange {
+	kinds := map[string][]scenarioChange{}
+	for _, s := range list {
+		for _, u := range updatesOf(s) {
+			if _, _, ok := u.sides(s); ok {
+				kind := kindOfChange.ReplaceAllString(u.Name, "")
+				kinds[kind] = append(kinds[kind], scenarioChange{s, u})
+			}
+		}
+	}
+	var out []scenarioChange
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		changes := kinds[kind]
+		slices.SortStableFunc(changes, func(a, b scenarioChange) int { return cmp.Compare(a.hash(), b.hash()) })
+		out = append(out, changes[:(len(changes)+every-1)/every]...)
+	}
+	return out
+}
+
+func (c scenarioChange) hash() uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(c.scenario.Name + ": " + c.Name))
+	return h.Sum32()
+}
+
+// TestChosenChanges checks that a third of the changes includes each kind.
+func TestChosenChanges(t *testing.T) {
+	list := scenarios(t, true)
+	all, third, kinds := chosenChanges(list, 1), chosenChanges(list, 3), map[string]bool{}
+	for _, c := range third {
+		kinds[kindOfChange.ReplaceAllString(c.Name, "")] = true
+	}
+	for _, c := range all {
+		if kind := kindOfChange.ReplaceAllString(c.Name, ""); !kinds[kind] {
+			t.Errorf("no change of the kind %q", kind)
+		}
+	}
+	if n := len(all); len(third) < n/3 || len(third) > n/2 {
+		t.Errorf("%d of %d changes, want about a third", len(third), n)
+	}
+	t.Logf("%d of %d changes, of %d kinds", len(third), len(all), len(kinds))
 }
 
 // rounds repeats a property of random scenarios. Rapid shrinks a failing one and keeps it in

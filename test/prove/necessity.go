@@ -251,7 +251,7 @@ func (s *Subject) withBound() *Subject {
 					others++
 				}
 				q := c.Question
-				q.From, q.Bound = from, true
+				q.From, q.SourceFixed = from, true
 				out.Classes = append(out.Classes, &Class{q, c.target})
 			}
 		}

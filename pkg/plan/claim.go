@@ -218,13 +218,16 @@ func (r *ruleset) hasClaimMark() string {
 // announces the size in its SYN-ACK, which passes FORWARD before IPVS changes its source:
 //
 //	-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -m ipvs --vdir REPLY -j KUBE-IPVS-MSS
-//	-A KUBE-IPVS-MSS -j TCPMSS --clamp-mss-to-pmtu
+//	-A KUBE-IPVS-MSS -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu
+//
+// The kernel accepts the target only in a rule that matches SYN itself.
 func (r *ruleset) segmentSize() {
 	if r.family != ip.IPv4 {
 		return
 	}
-	r.jumpIf(nat.Mangle, "FORWARD", "-p tcp -m tcp --tcp-flags SYN,RST SYN -m ipvs --vdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
-	r.chain(nat.Mangle, "KUBE-IPVS-MSS", nat.Rule("-j TCPMSS --clamp-mss-to-pmtu"))
+	const syn = "-p tcp -m tcp --tcp-flags SYN,RST SYN"
+	r.jumpIf(nat.Mangle, "FORWARD", syn+" -m ipvs --vdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
+	r.chain(nat.Mangle, "KUBE-IPVS-MSS", nat.Rule(syn+" -j TCPMSS --clamp-mss-to-pmtu"))
 }
 
 // claimedForward returns the KUBE-FORWARD rules for requests to VIPs claimed by port; see

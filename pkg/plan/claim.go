@@ -215,9 +215,10 @@ func (r *ruleset) hasClaimMark() string {
 // segmentSize limits the size of TCP segments to VIPs claimed by port to the MTU of the path to the
 // endpoint. Otherwise uploads would hang: to tell the client, IPVS would send an ICMP error with the
 // VIP as its source, and the kernel drops it, because the VIP is no local IPv4 address. The endpoint
-// announces the size in its SYN-ACK, which passes FORWARD before IPVS changes its source:
+// announces the size in its SYN-ACK, which passes FORWARD before IPVS changes its source. There,
+// nothing distinguishes it from SYN-ACKs of other connections, for which the size is right too:
 //
-//	-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -m ipvs --vdir REPLY -j KUBE-IPVS-MSS
+//	-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -m conntrack --ctdir REPLY -j KUBE-IPVS-MSS
 //	-A KUBE-IPVS-MSS -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu
 //
 // The kernel accepts the target only in a rule that matches SYN itself.
@@ -226,7 +227,7 @@ func (r *ruleset) segmentSize() {
 		return
 	}
 	const syn = "-p tcp -m tcp --tcp-flags SYN,RST SYN"
-	r.jumpIf(nat.Mangle, "FORWARD", syn+" -m ipvs --vdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
+	r.jumpIf(nat.Mangle, "FORWARD", syn+" -m conntrack --ctdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
 	r.chain(nat.Mangle, "KUBE-IPVS-MSS", nat.Rule(syn+" -j TCPMSS --clamp-mss-to-pmtu"))
 }
 

@@ -193,23 +193,28 @@ func (r *ruleset) claims() {
 	r.unroutedClaims()
 }
 
-// unroutedClaims drops packets that carry the claim mark but are about to leave the node. This
-// happens if another program, such as systemd-networkd at its start, deleted our policy rule;
-// package routing's Guard adds the rule again within milliseconds. The sender retransmits. If the
-// packet left instead, the kernel would drop the conntrack entry of a masqueraded flow
-// (nf_nat_oif_changed), and another host might reset the connection. The rule in FORWARD precedes
-// those that reject:
+// unroutedClaims drops packets for claimed ports that leave the node although they carry the claim
+// mark: another program, such as systemd-networkd at its start, has deleted our policy rule, or the
+// VIP is not claimed yet. Package routing's Guard adds the rule again within milliseconds, and the
+// sender retransmits. If the packet left instead, the kernel would drop the conntrack entry of a
+// masqueraded flow (nf_nat_oif_changed), and another host might reset the connection. The rule in
+// FORWARD precedes those of table filter that reject. Frames that are switched between ports of
+// another bridge may carry the mark too; they leave by no outer interface:
 //
-//	mangle -A POSTROUTING ! -o lo -m mark --mark 0x4/0x4 -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNROUTED
-//	mangle -A KUBE-IPVS-UNROUTED -j DROP
-//	filter -A KUBE-IPVS-UNCLAIMED -m mark --mark 0x4/0x4 -j DROP
+//	-A FORWARD, POSTROUTING -o eth0 -m mark --mark 0x4/0x4 -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNROUTED     (each outer interface)
+//	-A KUBE-IPVS-UNROUTED -m set --match-set KUBE-LOAD-BALANCER dst,dst -j DROP     (external IPs alike)
 func (r *ruleset) unroutedClaims() {
-	r.jumpIf(nat.Mangle, "POSTROUTING", "! -o lo "+r.hasClaimMark()+" "+r.match(PortVIPs, "dst"), "KUBE-IPVS-UNROUTED", "kubernetes claimed ports")
-	r.chain(nat.Mangle, "KUBE-IPVS-UNROUTED", rule("a policy rule is missing", "", "DROP"))
-}
-
-func (r *ruleset) hasClaimMark() string {
-	return fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x", r.cfg.VIPs.Mark)
+	for _, hook := range []string{"FORWARD", "POSTROUTING"} {
+		for _, link := range r.outerLinks {
+			match := fmt.Sprintf("-o %s -m mark --mark %#[2]x/%#[2]x %s", link, r.cfg.VIPs.Mark, r.match(PortVIPs, "dst"))
+			r.jumpIf(nat.Mangle, hook, match, "KUBE-IPVS-UNROUTED", "kubernetes claimed ports")
+		}
+	}
+	var rules []nat.Rule
+	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
+		rules = append(rules, rule("not routed to this node", r.match(set, "dst,dst"), "DROP"))
+	}
+	r.chain(nat.Mangle, "KUBE-IPVS-UNROUTED", rules...)
 }
 
 // segmentSize limits the size of TCP segments to VIPs claimed by port to the MTU of the path to the
@@ -304,14 +309,10 @@ func (r *ruleset) claimRules() []nat.Rule {
 // without a Service would be forwarded back to where they came from, and loop:
 //
 //	-A KUBE-FORWARD -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNCLAIMED
-//	-A KUBE-IPVS-UNCLAIMED -m mark --mark 0x4/0x4 -j DROP     (see unroutedClaims)
 //	-A KUBE-IPVS-UNCLAIMED -m set --match-set KUBE-IPVS-REFUSED dst,dst -j REJECT
 //	-A KUBE-IPVS-UNCLAIMED -i eth0 -j REJECT     (each outer interface)
 func (r *ruleset) unclaimedRules() []nat.Rule {
-	rules := []nat.Rule{
-		rule("a policy rule is missing", r.hasClaimMark(), "DROP"),
-		rule("no endpoint for this port", r.match(Refused, "dst,dst"), r.reject()),
-	}
+	rules := []nat.Rule{rule("no endpoint for this port", r.match(Refused, "dst,dst"), r.reject())}
 	for _, link := range r.outerLinks {
 		rules = append(rules, rule("no such port on this VIP", "-i "+link, r.reject()))
 	}

@@ -476,6 +476,9 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 	}
 }
 
+// maxGatewayTable leaves room for the indexes of interfaces.
+const maxGatewayTable = math.MaxInt32 - 1<<20
+
 // vips builds the settings of how VIPs are claimed.
 func (b *builder) vips(p *plan.Config) plan.VIPs {
 	c := b.own.VIPs
@@ -497,6 +500,9 @@ func (b *builder) vips(p *plan.Config) plan.VIPs {
 	table := b.path("claim-table", "vips.table")
 	if b.inRange(table, c.Table, 1, math.MaxInt32) && c.Table >= routing.TableDefault && c.Table <= routing.TableLocal {
 		b.invalid(table, c.Table, "must be a table of its own: 253 to 255 are the default, main and local tables")
+	}
+	if len(b.own.SNAT.Gateways) > 0 && (c.Table <= routing.TableLocal || c.Table > maxGatewayTable) {
+		b.invalid(table, c.Table, fmt.Sprintf("must be between 256 and %d with %s: the tables of gateways follow it", maxGatewayTable, b.path("reply-gateway", "snat.gateways")))
 	}
 	priority := b.path("claim-rule-priority", "vips.priority")
 	if c.Priority == DefaultClaimRulePriority {

@@ -362,6 +362,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--snat-mode=magic", []string{`--snat-mode: Unsupported value: "magic"`, "fwmark"}},
 		{"--snat-mode=off --snat-source=eth0=10.0.0.1", []string{"--snat-source: Forbidden: --snat-mode is off"}},
 		{"--snat-mode=off --reply-gateway=eth1=10.13.0.1", []string{"--reply-gateway: Forbidden: --snat-mode is off, which has no reply routing"}},
+		{"--reply-gateway=eth1=10.13.0.1 --claim-table=252", []string{"--claim-table: ", "must be between 256 and"}},
 		{"--reply-gateway=eth1", []string{`--reply-gateway: Invalid value: "eth1": must be IFACE=GATEWAY`}},
 		{"--reply-gateway=eth1=10.13.0.1,eth1=10.13.0.2", []string{"--reply-gateway[eth1]: ", "only address of its family"}},
 		{"--snat-source=eth0=fe80::1", []string{"--snat-source[eth0]: ", "routable unicast address"}},

@@ -97,8 +97,8 @@ type SNAT struct {
 	// Sources maps an interface, by routing.LinkKey, to its SNAT sources, at most one per
 	// family.
 	Sources map[string][]netip.Addr
-	// Gateways maps an interface that no policy rule routes to, by routing.LinkKey, to the
-	// gateways of its network, at most one per family. See Gateway.
+	// Gateways maps an interface, by routing.LinkKey, to the gateways of its network, at most
+	// one per family. It has no effect on the primary interface and on ENIs. See Gateway.
 	Gateways map[string][]netip.Addr
 	// Mark holds the bits that reply routing uses. They need not be adjacent; n bits
 	// distinguish 2^n-1 interfaces, including the primary one. Priority is the

@@ -2,13 +2,14 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Gateway is an interface whose network has a configured gateway, and which no policy rule of
-// another program routes to. Without routes of its own, replies to clients that enter by it
+// Gateway is an interface, other than the primary one and ENIs, for whose network a gateway is
+// configured. Without routes of its own, replies to clients that enter by it
 // would leave by the primary interface, and a strict reverse-path check would drop the requests.
 // Reply routing binds these flows to the interface, as it does for an ENI. Flows of pods and of
 // the node are not concerned.
@@ -34,12 +35,24 @@ func gateways(cfg *Config, n *Node, family ip.Family, found []ENI) []Gateway {
 	for i := range n.Inventory.Links {
 		l := &n.Inventory.Links[i]
 		via := sourceIn(cfg.SNAT.Gateways, &n.Inventory, routing.Route{Family: family, Link: l.Name})
-		if !via.IsValid() || !l.Up || skip[l.Name] {
+		if !via.IsValid() || !l.Up || skip[l.Name] || !mayReach(cfg, l, via) {
 			continue
 		}
 		out = append(out, newGateway(l, via, cfg.VIPs.Table+l.Index))
 	}
 	return out
+}
+
+// mayReach reports whether a gateway may be that of an interface's network. Several interfaces may
+// have one MAC address: VLANs, and the members of a bond.
+func mayReach(cfg *Config, l *routing.Link, via netip.Addr) bool {
+	if l.Master != "" {
+		return false
+	}
+	if !slices.Contains(cfg.SNAT.Gateways[l.MAC], via) || slices.Contains(cfg.SNAT.Gateways[l.Name], via) || via.IsLinkLocalUnicast() {
+		return true
+	}
+	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return a.Prefix.Masked().Contains(via) })
 }
 
 func newGateway(l *routing.Link, via netip.Addr, table int) Gateway {
@@ -58,12 +71,7 @@ func newGateway(l *routing.Link, via netip.Addr, table int) Gateway {
 }
 
 func hasRoute(routes []routing.Route, dst netip.Prefix) bool {
-	for i := range routes {
-		if routes[i].Dst == dst {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(routes, func(r routing.Route) bool { return r.Dst == dst })
 }
 
 // addGatewayRoutes adds the routes of the interfaces that flows can be bound to.

@@ -70,7 +70,7 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 }
 
 // setHealthCheck changes a health check node port. It reports fewer endpoints at once, and more
-// only after they are in the kernel; see flush.
+// only after the next flush, whether or not the kernel accepts them.
 func (p *Proxy) setHealthCheck(name types.NamespacedName, check plan.HealthCheck) {
 	before := p.checks[name]
 	delete(p.raised, name)

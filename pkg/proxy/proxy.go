@@ -240,7 +240,9 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	}
 	problems := p.programAll(ctx)
 	if !p.Running {
-		problems = append(problems, p.reconciler.DeleteDrained(time.Now())...) // no later check does it
+		drained, cuts := p.reconciler.DeleteDrained(time.Now()) // no later check does it
+		problems = append(problems, drained...)
+		p.reportCuts(ctx, cuts)
 	}
 	s := p.reconciler.Settle()
 	p.reportState(ctx, &s)

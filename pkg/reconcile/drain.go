@@ -141,8 +141,9 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 
 // DeleteDrained deletes the draining real servers that have no connections, for a process that
 // does not call Step.
-func (r *Reconciler) DeleteDrained(now time.Time) Problems {
-	return r.checkDraining(now, r.periods.DrainDeadline, len(r.drainer.draining))
+func (r *Reconciler) DeleteDrained(now time.Time) (Problems, []Cut) {
+	problems := r.checkDraining(now, r.periods.DrainDeadline, len(r.drainer.draining))
+	return problems, r.drainer.takeCuts()
 }
 
 // toCut returns the draining real servers of a virtual server that are removed even if they

@@ -66,6 +66,12 @@ func TestGatewayRoutes(t *testing.T) {
 		w.Routing.Do(routing.Change{Op: routing.DeleteRoute, Route: r}) // as the kernel does while the link is down
 	}
 	renew("up again", routes...)
+	for r := range state.Routes {
+		if r.Family == ip.IPv4 {
+			w.Routing.Do(routing.Change{Op: routing.DeleteRoute, Route: r}) // as the kernel does with the last IPv4 address
+		}
+	}
+	renew("with an IPv4 address again", routes[:2]...)
 	w.restart()
 	w.order = nil
 	got, err := w.Routing.Inventory()

@@ -66,16 +66,22 @@ func (r *Reconciler) forgetParameters(before, after []routing.Link) {
 	}
 }
 
-// forgetGateways forgets the routes of a gateway whose default route is missing: the kernel
-// deletes all routes of an interface that is set down.
+// forgetGateways forgets the routes of each table and family without a default route. The kernel
+// deletes a family's routes over an interface that is set down or, for IPv4, loses its last address,
+// without a message.
 func (r *Reconciler) forgetGateways(defaults []routing.Route) {
-	there := map[int]bool{}
+	type table struct {
+		family ip.Family
+		number int
+	}
+	there := map[table]bool{}
 	for i := range defaults {
-		there[defaults[i].Table] = true
+		there[table{defaults[i].Family, defaults[i].Table}] = true
 	}
 	maps.DeleteFunc(r.cached.routes, func(route routing.Route, _ struct{}) bool {
-		r.node.dirty = r.node.dirty || !there[route.Table]
-		return !there[route.Table]
+		missing := !there[table{route.Family, route.Table}]
+		r.node.dirty = r.node.dirty || missing
+		return missing
 	})
 }
 

@@ -135,7 +135,7 @@ func (r reader) rulesReads(o *observation) []func() error {
 	return reads
 }
 
-// ownedRoutes is what our addresses and routes of the served families are for.
+// ownedRoutes holds our addresses and routes of the served families, by purpose.
 type ownedRoutes struct {
 	vips        map[plan.VIP]struct{}
 	staleRoutes map[routing.Route]struct{} // local routes that claim no VIP as configured now, for example in another table

@@ -259,12 +259,11 @@ func (r *Reconciler) addStaleFlows(key ipvs.Key) {
 	}
 }
 
-// deleteStaleFlows deletes the flows in f.flows. It is the last step of a flush, after VIPs became
-// local: until then datagrams are forwarded, and IPVS does not translate later ones of the same
-// flow. Flows to a current real server of either
-// virtual server of the address stay. It does nothing before Prune, which adds all flows:
-// until then each batch would read the whole conntrack table. After an error it leaves the
-// flows to the node's retry.
+// deleteStaleFlows deletes the flows in f.flows, except those to a current real server of either
+// virtual server of the address. In a flush it runs last: before its VIP is local, a datagram is
+// forwarded untranslated, and IPVS does not translate later datagrams of that flow. Before Prune it
+// does nothing, because each batch would read the whole conntrack table; Prune adds all flows. After
+// an error it waits for the node's retry or for new flows.
 func (f *flush) deleteStaleFlows() {
 	if len(f.flows.stale)+len(f.flows.sources)+len(f.flows.clients) == 0 || !f.pruning || f.flows.failed {
 		return

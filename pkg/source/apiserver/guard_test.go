@@ -76,7 +76,7 @@ func TestGuard(t *testing.T) {
 		check("the only one is not listed", "last")
 		list(all...)
 		list("kubernetes")
-		for range 100 {
+		for range 2000 {
 			one(s.Update, "web1")
 			time.Sleep(settleTime * 4 / 5)
 		}

@@ -43,6 +43,9 @@ func (p program) Run(ctx context.Context, stdout, stderr io.Writer, args ...stri
 	if errors.As(err, &ended) {
 		return ended.ExitCode(), nil
 	}
+	if errors.Is(err, exec.ErrWaitDelay) {
+		return 0, nil // kubectl itself has succeeded
+	}
 	return 0, err
 }
 
@@ -102,7 +105,7 @@ func (c *cluster) pods(ctx context.Context, nodes []string) ([]pod, error) {
 }
 
 // runsDaemonSets selects nodes that may run kube-ipvs: those with Linux and a kubelet.
-const runsDaemonSets = "kubernetes.io/os=linux,eks.amazonaws.com/compute-type!=fargate,type!=virtual-kubelet"
+const runsDaemonSets = "kubernetes.io/os=linux,eks.amazonaws.com/compute-type notin (fargate,auto),type!=virtual-kubelet"
 
 // daemonSets is a list of DaemonSets, as far as it is needed here: the package k8s.io/api/apps/v1
 // would make the program, which nodes run too, larger.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -40,6 +41,9 @@ func (o *options) everywhere(name, short string, rows summary) *cobra.Command {
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !slices.Contains(inspect.Formats, output) {
+				return fmt.Errorf("--output %q: must be one of %s", output, strings.Join(inspect.Formats, ", "))
+			}
 			pods, err := o.podsOfAll(cmd.Context(), cmd.ErrOrStderr())
 			if err != nil {
 				return err
@@ -67,8 +71,11 @@ func (o *options) addTimeout(cmd *cobra.Command, limit time.Duration) {
 	cmd.PreRun = func(*cobra.Command, []string) { o.timeout = *timeout }
 }
 
-// within returns a context for the query of a node.
+// within returns a context for the query of a node. A timeout of 0 is none.
 func (o *options) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	if o.timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
 	return context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("no answer within %gs", o.timeout.Seconds()))
 }
 

@@ -55,11 +55,11 @@ func (o *options) sysdump() *cobra.Command {
 }
 
 func (o *options) nodeFiles(ctx context.Context, p pod) map[string][]byte {
-	ctx, cancel := o.within(ctx)
+	limited, cancel := o.within(ctx)
 	defer cancel()
 	files := map[string][]byte{}
 	var archive, problems bytes.Buffer
-	if code, err := o.exec(ctx, &archive, &problems, p, "sysdump", "-o", "-"); err != nil || code != 0 || archive.Len() == 0 {
+	if code, err := o.exec(limited, &archive, &problems, p, "sysdump", "-o", "-"); err != nil || code != 0 || archive.Len() == 0 {
 		files[p.node+"/error.txt"] = redact.Secrets(fmt.Appendf(nil, "sysdump exited with %d, %v\n%s", code, err, problems.String()))
 	}
 	if archive.Len() > 0 {
@@ -74,8 +74,6 @@ func (o *options) nodeFiles(ctx context.Context, p pod) map[string][]byte {
 // clusterFiles returns kubectl's output about the DaemonSet, its pods, and Events about
 // Services.
 func (o *options) clusterFiles(ctx context.Context) map[string][]byte {
-	ctx, cancel := o.within(ctx)
-	defer cancel()
 	return map[string][]byte{
 		"version.txt":    o.text(ctx, "version"),
 		"nodes.txt":      o.text(ctx, "get", "nodes", "-o", "wide"),
@@ -88,6 +86,8 @@ func (o *options) clusterFiles(ctx context.Context) map[string][]byte {
 // text returns the output of kubectl, including errors, without secrets. The archives of the
 // nodes contain none.
 func (o *options) text(ctx context.Context, args ...string) []byte {
+	ctx, cancel := o.within(ctx)
+	defer cancel()
 	var out bytes.Buffer
 	if _, err := o.kubectl.Run(ctx, &out, &out, args...); err != nil {
 		fmt.Fprintln(&out, err)

@@ -64,13 +64,38 @@ const (
 // hook evaluates a base chain and its policy, in both back ends of iptables. A connection whose
 // address one of them has translated does not see table nat of the other (nf_nat_inet_fn).
 func (w *walk) hook(table nat.Table, chain string, p *packet) end {
-	verdict := w.hookOf(w.Ruleset, table, chain, string(table)+" "+chain, p)
+	where := hookText(table, chain)
+	verdict := w.hookOf(w.Ruleset, table, chain, where, p)
 	translated := table == nat.NAT && verdict == accepted
 	if w.Other == nil || translated || verdict == dropped || verdict == refused {
 		return verdict
 	}
-	return w.hookOf(w.Other, table, chain, string(table)+" "+chain+" of the other back end", p)
+	return w.hookOf(w.Other, table, chain, where+" of the other back end", p)
 }
+
+// hookText returns the name of a base chain as steps show it. The names exist once: most evaluations
+// keep no steps, and would spend a tenth of their time to build the names.
+func hookText(table nat.Table, chain string) string {
+	if text, ok := hookTexts[tableChain{table, chain}]; ok {
+		return text
+	}
+	return string(table) + " " + chain
+}
+
+type tableChain struct {
+	table nat.Table
+	chain string
+}
+
+var hookTexts = func() map[tableChain]string {
+	out := map[tableChain]string{}
+	for _, table := range []nat.Table{nat.Raw, nat.Mangle, nat.NAT, nat.Filter, security} {
+		for _, chain := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
+			out[tableChain{table, chain}] = string(table) + " " + chain
+		}
+	}
+	return out
+}()
 
 func (w *walk) hookOf(rules nat.Ruleset, table nat.Table, chain, where string, p *packet) end {
 	contents, exists := rules[table]
@@ -102,7 +127,7 @@ func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 		if verdict := w.hook(table, chain, p); verdict == dropped || verdict == refused {
 			return verdict
 		}
-		w.interfere(string(table)+" "+chain, p)
+		w.interfere(hookText(table, chain), p)
 	}
 	return w.native(chain, next, last, nats, p)
 }
@@ -150,6 +175,9 @@ func (w *walk) assumed(format string, args ...any) bool {
 
 // target executes a rule's target. returns reports whether the chain ends here.
 func (w *walk) target(rules nat.Ruleset, table nat.Table, r *rule, where, chain string, p *packet) (_ end, returns bool) {
+	if _, ok := rules[table].Chains[r.target]; ok {
+		return w.chain(rules, table, r.target, where, p), r.isGoto
+	}
 	text := "-A " + chain + " " + string(r.text)
 	switch r.target {
 	case "ACCEPT":
@@ -170,14 +198,6 @@ func (w *walk) target(rules nat.Ruleset, table nat.Table, r *rule, where, chain 
 		return w.translateSource(r, where, text, p), false
 	case "DNAT", "REDIRECT":
 		return w.translateDestination(r, where, text, p), false
-	}
-	return w.jump(rules, table, r, where, text, p)
-}
-
-// jump follows a rule into a chain.
-func (w *walk) jump(rules nat.Ruleset, table nat.Table, r *rule, where, text string, p *packet) (_ end, returns bool) {
-	if _, ok := rules[table].Chains[r.target]; ok {
-		return w.chain(rules, table, r.target, where, p), r.isGoto
 	}
 	if !harmlessTargets[r.target] && w.assumed("%s: unsupported target %s", text, r.target) {
 		w.note(where, p, text, "assumed to be dropped")

@@ -70,16 +70,8 @@ func (r *Reconciler) forgetParameters(before, after []routing.Link) {
 // deletes a family's routes over an interface that is set down or, for IPv4, loses its last address,
 // without a message.
 func (r *Reconciler) forgetGateways(defaults []routing.Route) {
-	type table struct {
-		family ip.Family
-		number int
-	}
-	there := map[table]bool{}
-	for i := range defaults {
-		there[table{defaults[i].Family, defaults[i].Table}] = true
-	}
 	maps.DeleteFunc(r.cached.routes, func(route routing.Route, _ struct{}) bool {
-		missing := !there[table{route.Family, route.Table}]
+		missing := !slices.ContainsFunc(defaults, func(d routing.Route) bool { return d.Family == route.Family && d.Table == route.Table })
 		r.node.dirty = r.node.dirty || missing
 		return missing
 	})
@@ -281,21 +273,25 @@ func (r *Reconciler) staleRules() nodeSection {
 // gatewaysToAdd are the missing routes of gateways. They precede the policy rules that look up
 // their tables.
 func (r *Reconciler) gatewaysToAdd() nodeSection {
-	return r.gatewayRoutes(routing.AddRoute, func() []routing.Route {
+	return r.routes(routing.AddRoute, func() []routing.Route {
 		return slices.DeleteFunc(slices.Clone(r.node.Routes), func(route routing.Route) bool { _, there := r.cached.routes[route]; return there })
+	}, func(route routing.Route) {
+		maps.DeleteFunc(r.cached.routes, func(o routing.Route, _ struct{}) bool { return o.Key() == route.Key() })
+		r.cached.routes[route] = struct{}{}
 	})
 }
 
 // staleGateways are the routes of gateways that are not desired.
 func (r *Reconciler) staleGateways() nodeSection {
-	return r.gatewayRoutes(routing.DeleteRoute, func() []routing.Route {
+	return r.routes(routing.DeleteRoute, func() []routing.Route {
 		stale := slices.DeleteFunc(slices.Collect(maps.Keys(r.cached.routes)), func(route routing.Route) bool { return slices.Contains(r.node.Routes, route) })
 		slices.SortFunc(stale, func(a, b routing.Route) int { return cmp.Compare(a.String(), b.String()) })
 		return stale
-	})
+	}, func(route routing.Route) { delete(r.cached.routes, route) })
 }
 
-func (r *Reconciler) gatewayRoutes(op routing.Op, differ func() []routing.Route) nodeSection {
+// routes is a section of routes that are added or deleted.
+func (r *Reconciler) routes(op routing.Op, differ func() []routing.Route, done func(routing.Route)) nodeSection {
 	return section[routing.Change]{
 		diff: func() []routing.Change {
 			var changes []routing.Change
@@ -305,20 +301,8 @@ func (r *Reconciler) gatewayRoutes(op routing.Op, differ func() []routing.Route)
 			return changes
 		},
 		write: r.kernel.writeRouting,
-		done: perChange(func(c routing.Change) {
-			if op == routing.DeleteRoute {
-				delete(r.cached.routes, c.Route)
-				return
-			}
-			maps.DeleteFunc(r.cached.routes, func(o routing.Route, _ struct{}) bool { return replaces(c.Route, o) })
-			r.cached.routes[c.Route] = struct{}{}
-		}),
+		done:  perChange(func(c routing.Change) { done(c.Route) }),
 	}
-}
-
-// replaces reports whether the addition of route a replaced route b.
-func replaces(a, b routing.Route) bool {
-	return a.Family == b.Family && a.Table == b.Table && a.Dst == b.Dst && a.Metric == b.Metric
 }
 
 func (r *Reconciler) policyRules(op routing.Op, differ func() []routing.Rule) nodeSection {

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -80,17 +81,9 @@ func (f *flush) hasDeferredRemovals() bool {
 // routesToDelete are the routes of an earlier configuration. They are deleted once every VIP
 // is claimed as configured now.
 func (r *Reconciler) routesToDelete() nodeSection {
-	return section[routing.Change]{
-		diff: func() []routing.Change {
-			var changes []routing.Change
-			for route := range r.staleRoutes {
-				changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
-			}
-			return changes
-		},
-		write: r.kernel.writeRouting,
-		done:  perChange(func(c routing.Change) { delete(r.staleRoutes, c.Route) }),
-	}
+	return r.routes(routing.DeleteRoute,
+		func() []routing.Route { return slices.Collect(maps.Keys(r.staleRoutes)) },
+		func(route routing.Route) { delete(r.staleRoutes, route) })
 }
 
 // stillServes reports whether a policy rule of an earlier configuration is still needed. Such a

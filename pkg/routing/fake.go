@@ -22,7 +22,7 @@ type Fake struct {
 	dummyLink bool
 	addresses map[netip.Addr]bool // true: wrongScope
 	rules     []rawRule           // ours and foreign, in order
-	routes    map[routeKey]foundRoute
+	routes    map[RouteKey]foundRoute
 	ours      bool      // the current change is Apply's
 	inventory Inventory // Links and Defaults
 	listeners []Listener
@@ -35,7 +35,7 @@ type Fake struct {
 
 // NewFake returns a Fake with a loopback link and the kernel's own rules.
 func NewFake() *Fake {
-	f := &Fake{addresses: map[netip.Addr]bool{}, routes: map[routeKey]foundRoute{}}
+	f := &Fake{addresses: map[netip.Addr]bool{}, routes: map[RouteKey]foundRoute{}}
 	f.inventory.Links = []Link{{
 		Index: 1, Name: "lo", Type: "device", Up: true, Loopback: true,
 		Addresses: []Address{
@@ -251,7 +251,7 @@ func (f *fakeStack) deleteLink() error {
 	}
 	f.dummyLink = false
 	clear(f.addresses)
-	maps.DeleteFunc(f.routes, func(_ routeKey, r foundRoute) bool { return r.Link == DummyLink })
+	maps.DeleteFunc(f.routes, func(_ RouteKey, r foundRoute) bool { return r.Link == DummyLink })
 	return nil
 }
 
@@ -357,7 +357,7 @@ func (f *fakeStack) replaceRoute(r Route) error {
 		return unix.EINVAL
 	}
 	f.notify(r.Dst.Bits() == 0)
-	f.routes[keyOf(r)] = foundRoute{r, f.ours}
+	f.routes[r.Key()] = foundRoute{r, f.ours}
 	return nil
 }
 
@@ -365,7 +365,7 @@ func (f *fakeStack) deleteRoute(r Route) error {
 	if _, err := f.isUp(r.Link); err != nil {
 		return err
 	}
-	found := f.routes[keyOf(r)]
+	found := f.routes[r.Key()]
 	if found.Route != r {
 		return unix.ESRCH
 	}
@@ -373,7 +373,7 @@ func (f *fakeStack) deleteRoute(r Route) error {
 		f.notify(false, Removal{Addr: r.Dst.Addr(), Table: r.Table})
 	}
 	f.notify(r.Dst.Bits() == 0)
-	delete(f.routes, keyOf(r))
+	delete(f.routes, r.Key())
 	return nil
 }
 
@@ -398,13 +398,3 @@ func (f *fakeStack) isLocal(a netip.Addr) bool {
 	}
 	return slices.ContainsFunc(f.inventory.Links, func(l Link) bool { return l.HasAddress(a) })
 }
-
-// routeKey is the key under which the kernel keeps one route.
-type routeKey struct {
-	family ip.Family
-	table  int
-	dst    netip.Prefix
-	metric int
-}
-
-func keyOf(r Route) routeKey { return routeKey{r.Family, r.Table, r.Dst, r.Metric} }

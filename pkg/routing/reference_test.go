@@ -38,7 +38,7 @@ func deletions(have, want State, newRoutes []Route) []Change {
 	}
 	for _, r := range slices.Backward(sorted(minus(have.Routes, want.Routes), compareRoutes)) {
 		// The kernel would delete the new route if r has no gateway to match.
-		replaced := func(n Route) bool { return keyOf(n) == keyOf(r) }
+		replaced := func(n Route) bool { return n.Key() == r.Key() }
 		if !slices.ContainsFunc(newRoutes, replaced) {
 			changes = append(changes, Change{Op: DeleteRoute, Route: r})
 		}

@@ -137,6 +137,17 @@ type Route struct {
 	Multipath bool
 }
 
+// RouteKey identifies a route: AddRoute replaces the one with the same key.
+type RouteKey struct {
+	Family ip.Family
+	Table  int
+	Dst    netip.Prefix
+	Metric int
+}
+
+// Key returns the key of a route.
+func (r Route) Key() RouteKey { return RouteKey{r.Family, r.Table, r.Dst, r.Metric} }
+
 // RouteType is the type of a route that delivers no packets.
 type RouteType uint8
 

@@ -111,10 +111,10 @@ func comparePrefixes(a, b netip.Prefix) int {
 // would arrive there (Terway gives an ENI the node's address).
 func snatSource(cfg *Config, n *Node, r routing.Route) netip.Addr {
 	inv := &n.Inventory
-	if a := sourceIn(cfg.SNAT.Sources, inv, r); a.IsValid() {
+	if a := addressFor(cfg.SNAT.Sources, inv, r.Link, r.Family); a.IsValid() {
 		return a
 	}
-	for _, a := range []netip.Addr{r.Src, linkAddress(inv, r.Link, r.Family), sourceIn(n.SNATSources, inv, r)} {
+	for _, a := range []netip.Addr{r.Src, linkAddress(inv, r.Link, r.Family), addressFor(n.SNATSources, inv, r.Link, r.Family)} {
 		if a.IsValid() && !onOtherLink(inv, r.Link, a) {
 			return a
 		}
@@ -122,12 +122,12 @@ func snatSource(cfg *Config, n *Node, r routing.Route) netip.Addr {
 	return netip.Addr{}
 }
 
-// sourceIn returns the address that a mapping has for the route's interface and family. The
-// MAC address precedes the name, which another interface may get.
-func sourceIn(sources map[string][]netip.Addr, inv *routing.Inventory, r routing.Route) netip.Addr {
-	for _, key := range []string{macAddress(inv, r.Link), r.Link} {
-		for _, a := range sources[key] {
-			if ip.Of(a) == r.Family {
+// addressFor returns the address that a mapping has for an interface and family. The MAC address
+// precedes the name, which another interface may get.
+func addressFor(addresses map[string][]netip.Addr, inv *routing.Inventory, link string, family ip.Family) netip.Addr {
+	for _, key := range []string{macAddress(inv, link), link} {
+		for _, a := range addresses[key] {
+			if ip.Of(a) == family {
 				return a
 			}
 		}

@@ -9,10 +9,9 @@ import (
 )
 
 // Gateway is an interface, other than the primary one and ENIs, for whose network a gateway is
-// configured. Without routes of its own, replies to clients that enter by it
-// would leave by the primary interface, and a strict reverse-path check would drop the requests.
-// Reply routing binds these flows to the interface, as it does for an ENI. Flows of pods and of
-// the node are not concerned.
+// configured. Without routes of its own, replies to clients that enter by it would leave by the
+// primary interface, and a strict reverse-path check would drop the requests. Reply routing binds
+// these flows to the interface, as it does for an ENI. Flows of pods and of the node do not change.
 type Gateway struct {
 	Link  string
 	Table int // contains Routes only
@@ -34,7 +33,7 @@ func gateways(cfg *Config, n *Node, family ip.Family, found []ENI) []Gateway {
 	var out []Gateway
 	for i := range n.Inventory.Links {
 		l := &n.Inventory.Links[i]
-		via := sourceIn(cfg.SNAT.Gateways, &n.Inventory, routing.Route{Family: family, Link: l.Name})
+		via := addressFor(cfg.SNAT.Gateways, &n.Inventory, l.Name, family)
 		if !via.IsValid() || !l.Up || skip[l.Name] || !mayReach(cfg, l, via) {
 			continue
 		}
@@ -77,10 +76,8 @@ func hasRoute(routes []routing.Route, dst netip.Prefix) bool {
 // addGatewayRoutes adds the routes of the interfaces that flows can be bound to.
 func addGatewayRoutes(plan *NodePlan, paths Paths) {
 	for _, g := range paths.Gateways {
-		for _, b := range paths.Bound {
-			if b.Table == g.Table {
-				plan.Routes = append(plan.Routes, g.Routes...)
-			}
+		if slices.ContainsFunc(paths.Bound, func(b Binding) bool { return b.Table == g.Table }) {
+			plan.Routes = append(plan.Routes, g.Routes...)
 		}
 	}
 }

@@ -82,7 +82,7 @@ func (p *Proxy) setHealthCheck(name types.NamespacedName, check plan.HealthCheck
 	case before.Port == check.Port && check.ReadyHere <= before.ReadyHere:
 		p.HealthChecks.Set(name, check)
 	default:
-		p.raised[name] = check
+		p.raised[name] = struct{}{}
 	}
 	p.checks[name] = check
 }
@@ -90,8 +90,8 @@ func (p *Proxy) setHealthCheck(name types.NamespacedName, check plan.HealthCheck
 // flush programs what has been planned.
 func (p *Proxy) flush() reconcile.Problems {
 	problems := p.reconciler.Flush()
-	for name, check := range p.raised {
-		p.HealthChecks.Set(name, check)
+	for name := range p.raised {
+		p.HealthChecks.Set(name, p.checks[name])
 	}
 	clear(p.raised)
 	return problems

@@ -131,7 +131,7 @@ type Proxy struct {
 	noScheduler map[types.NamespacedName]struct{} // Services whose scheduler is unavailable
 
 	checks map[types.NamespacedName]plan.HealthCheck // health check node ports, as planned
-	raised map[types.NamespacedName]plan.HealthCheck // those that wait for flush
+	raised map[types.NamespacedName]struct{}         // those of checks that wait for flush
 
 	apiServers []netip.AddrPort // the endpoints of default/kubernetes
 
@@ -161,7 +161,7 @@ func New(o Options) *Proxy {
 		schedulers:  map[string]bool{},
 		noScheduler: map[types.NamespacedName]struct{}{},
 		checks:      map[types.NamespacedName]plan.HealthCheck{},
-		raised:      map[types.NamespacedName]plan.HealthCheck{},
+		raised:      map[types.NamespacedName]struct{}{},
 		linger:      newLinger(),
 	}
 }

@@ -173,7 +173,7 @@ func dryRun(ctx context.Context, cfg config.Config, unloaded ...string) (*dryRun
 // probeInstalled returns an error if the kernel has no module for an IPVS scheduler. Unlike
 // ipvs.Client.Probe it does not load the module.
 func probeInstalled(scheduler string) error {
-	if doctor.LacksScheduler("/sys/module", "/lib/modules", doctor.Release(), scheduler) {
+	if doctor.LacksScheduler(doctor.LoadedModules, doctor.InstalledModules, doctor.Release(), scheduler) {
 		return fmt.Errorf("the kernel has no scheduler %q: %w", scheduler, unix.ENOENT)
 	}
 	return nil

@@ -45,7 +45,7 @@ func preflight(ctx context.Context, s *settings) *doctor.Preflight {
 	if choice, err := nat.Choose(); err == nil {
 		p.Use, p.UseWhy, p.Unseen = choice.Use.String(), choice.Why, choice.Unseen
 	}
-	p.Modules = doctor.FindModules("/sys/module", "/lib/modules", p.Release, s.Plan.Scheduler)
+	p.Modules = doctor.FindModules(doctor.LoadedModules, doctor.InstalledModules, p.Release, s.Plan.Scheduler)
 	if links, err := net.Interfaces(); err == nil {
 		for _, l := range links {
 			p.Links = append(p.Links, l.Name)

@@ -62,7 +62,7 @@ func (p part) modules(family ip.Family) []string {
 // loads their modules. On a kernel without nf_tables it looks for loaded extensions and
 // for modules; it returns nothing if the kernel's modules are unknown.
 func lacking(family ip.Family) []string {
-	return lackingParts(family, extension, readLegacy("/proc/thread-self/net", family), readModules("/sys/module", "/lib/modules", Release()))
+	return lackingParts(family, extension, readLegacy("/proc/thread-self/net", family), readModules(LoadedModules, InstalledModules, Release()))
 }
 
 func lackingParts(family ip.Family, ask func(ip.Family, string, bool) error, legacy legacyParts, modules kernelModules) []string {

@@ -105,6 +105,12 @@ func modules(scheduler string) []Module {
 	return list
 }
 
+// Where Linux lists its modules: those that are loaded, and those that can be loaded or are built in.
+const (
+	LoadedModules    = "/sys/module"
+	InstalledModules = "/lib/modules"
+)
+
 // FindModules looks for kernel modules below /sys/module and /lib/modules.
 func FindModules(sys, lib, release, scheduler string) []Module {
 	list := modules(scheduler)

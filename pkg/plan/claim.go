@@ -220,8 +220,8 @@ func (r *ruleset) unroutedClaims() {
 // segmentSize limits the size of TCP segments to VIPs claimed by port to the MTU of the path to the
 // endpoint. Otherwise uploads would hang: to tell the client, IPVS would send an ICMP error with the
 // VIP as its source, and the kernel drops it, because the VIP is no local IPv4 address. The endpoint
-// announces the size in its SYN-ACK, which passes FORWARD before IPVS changes its source. There,
-// nothing distinguishes it from SYN-ACKs of other connections, for which the size is right too:
+// announces the size in its SYN-ACK, which passes FORWARD before IPVS changes its source. The
+// rule also matches the SYN-ACKs of other forwarded connections. The MTU limits those as well:
 //
 //	-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -m conntrack --ctdir REPLY -j KUBE-IPVS-MSS
 //	-A KUBE-IPVS-MSS -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu

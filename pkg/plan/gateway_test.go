@@ -11,7 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// TestGateways checks for which interfaces a configured gateway has routes and a policy rule.
+// TestGateways checks which interfaces get routes and a policy rule for a configured gateway.
 func TestGateways(t *testing.T) {
 	const own, other = "link eth0 10.0.0.1/24", "default dev eth0 via 10.0.0.254"
 	for name, c := range map[string]struct {

@@ -180,7 +180,7 @@ func (s *side) readOwn() {
 	}
 }
 
-// askAll asks many questions concurrently. It gives a question up after that many failures.
+// askAll asks questions concurrently. It stops asking one after the given number of failures.
 func (s *side) askAll(all []Question, limit time.Duration, failures int) []Seen {
 	s.readOwn()
 	seen := make([]Seen, len(all))

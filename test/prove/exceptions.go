@@ -28,7 +28,7 @@ type Exception struct {
 	used  int
 }
 
-// Whys are the kinds of reasons for which no packet class shows a need.
+// Whys lists the accepted reasons why no packet class needs a rule, with their meaning.
 var Whys = map[string]string{
 	"performance":       "it spares packets rules that do not change their result",
 	"kube-proxy has it": "users and tools know it from there",

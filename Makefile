@@ -38,7 +38,7 @@ SHORT ?=
 # Tests of `behaviour`: by issue, by case, and under faults. They take too long for `test`.
 BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)|^Test(Churn|ENIChurn|ENIMatrixThreeENIs|MissingKernelParts)$$
 # Tests that `behaviour-short` omits: the longest, of which it runs others of the same kind.
-BEHAVIOUR_LONG := ^Test(ENIMatrixThreeENIs|ENIChurn|Churn|MissingKernelParts|Behaviour(TakeOverFrom(NFTablesAndBack|Iptables|BothBackEnds)|TakeOverWaitsForRules|MatrixIPv6|GiveBackToIptables|KubeProxyAfterKill|Untracked|NodesOwnSource|ENILayouts|UnreadableRules)|Reliability(Soak|Reconfigured|Drift|Kills|Draining)|Issue(71514UDPChurn|121591Schedulers))$$
+BEHAVIOUR_LONG := ^Test(ENIMatrixThreeENIs|ENIChurn|Churn|MissingKernelParts|Behaviour(ClusterIPsByRoute|TakeOverFrom(NFTablesAndBack|Iptables|BothBackEnds)|TakeOverWaitsForRules|MatrixIPv6|GiveBackToIptables|KubeProxyAfterKill|Untracked|NodesOwnSource|ENILayouts|UnreadableRules)|Reliability(Soak|Reconfigured|Drift|Kills|Draining)|Issue(71514UDPChurn|121591Schedulers|56320Localhost|59507ForeignVirtualServers))$$
 # Number of labs that share the end-to-end tests. An emulated lab has two processors. Two
 # labs on two processors take longer than one after the other, and starve each other.
 LABS ?= $(if $(RUN),1,$(if $(filter 1 2 3,$(shell nproc)),1,2))
@@ -188,8 +188,8 @@ conformance: deps ## compare what kube-proxy and kube-ipvs program, after each o
 	@hack/labs $(SHARES) $(LAB_PROGRAM) -apiserver -coarse-timers -limit 10h -env STEPS=$(STEPS) -env SEED=$(SEED) -env SHARES=$(SHARES) $(LABFLAGS) -- hack/conformance -test.run '^TestConformance$$'
 	$(call phase,kube-ipvs conforms)
 
-conformance-short: ## run conformance with 12 fixed steps
-	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=12 SEED=7 SHARES=1
+conformance-short: ## run conformance with 6 fixed steps
+	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=6 SEED=7 SHARES=1
 
 mutations: deps ## break the plan in 15 ways, each of which the comparison must detect
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary mutants image peers peer-kube-proxy

@@ -237,7 +237,7 @@ func TestReliabilityCrash(t *testing.T) {
 	var faults faults
 	random := rand.New(rand.NewPCG(1, 2))
 	for b, beginning := range beginnings {
-		for n := 0; ; n += reliability.Times(17, 1) {
+		for n := 0; ; n += reliability.Times(29, 1) {
 			m := node(t, beginning)
 			m.dieBefore(n)
 			died, before := m.live(0)

@@ -143,7 +143,7 @@ func (m *soak) connections() {
 // refusals. In the end the kernel is as after a start with the last Services.
 func TestSoak(t *testing.T) {
 	for _, mode := range []soakMode{{}, {lost: true}, {damage: true}, {lost: true, damage: true, refuse: true}} {
-		for seed := range uint64(10) {
+		for seed := range uint64(5) {
 			m := newSoak(t, mode, seed)
 			for range 25 {
 				m.step()

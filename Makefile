@@ -136,7 +136,7 @@ unit: deps ## run the unit tests with the race detector (go vet is part of lint)
 	@cd test/sbom && $(GO) test ./...
 	$(call phase,unit tests passed)
 
-e2e: build e2e-binaries peers ## run the end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces the kind of lab
+e2e: build e2e-binaries peers $(if $(filter test/e2e/demo,$(E2E_PACKAGES)),lab-image) ## run the end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces the kind of lab
 	$(call phase,end-to-end tests in the lab)
 	@hack/labs $(LABS) $(LAB_PROGRAM) -apiserver -coarse-timers -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" -env ONLY="$$LAB_ONLY" -env SKIP="$$LAB_SKIP" -env SHORT=$(SHORT) $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
 	$(call phase,end-to-end tests passed)
@@ -158,7 +158,7 @@ behaviour-short: behaviour-parts ## run behaviour without the longest tests (SHO
 # parallel would compile the same packages. The unit tests' packages differ (race detector).
 .PHONY: e2e-parts
 e2e-parts:
-	@for part in image build e2e-binaries peers; do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
+	@for part in image build e2e-binaries peers lab-image; do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
 
 .PHONY: e2e-binaries $(LAB_PROGRAM)
 e2e-binaries: deps
@@ -427,8 +427,9 @@ reliability-page: ## write docs/reliability.md from the last figures
 	@$(GO) test ./test/reliability -run '^TestPage$$' -update
 	$(call phase,see docs/reliability.md)
 
-demo: $(LAB_PROGRAM) ## show a pod on an ENI under kube-proxy's rules and under kube-ipvs
+demo: $(LAB_PROGRAM) ## show a pod on an ENI under kube-proxy's rules and under the container image of kube-ipvs
 	@$(MAKE) --no-print-directory START=$(START) -j3 build demo-binary image
+	@$(MAKE) --no-print-directory START=$(START) lab-image
 	$(call phase,the demo)
 	@$(LAB_PROGRAM) $(LABFLAGS) -- hack/demo
 	$(call phase,the demo has passed)

@@ -3,16 +3,11 @@
 package e2e
 
 import (
-	"archive/tar"
-	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -90,7 +85,7 @@ type deployment struct {
 	node  *lab.BridgeNode
 	pod   corev1.PodSpec
 	root  string
-	image imageConfig
+	image lab.ImageConfig
 	files map[string]string // of the host: where a volume is
 }
 
@@ -98,7 +93,7 @@ type deployment struct {
 func deploy(t *testing.T, node *lab.BridgeNode) *deployment {
 	t.Helper()
 	d := &deployment{node: node, pod: daemonSet(t).Spec.Template.Spec, root: t.TempDir(), files: map[string]string{}}
-	d.image = unpackImage(t, d.root)
+	d.image = lab.UnpackImage(t, d.root)
 	for _, v := range d.pod.Volumes {
 		switch {
 		case v.ConfigMap != nil:
@@ -162,7 +157,7 @@ func configFolder(t *testing.T) string {
 var numbers = map[corev1.Capability]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "SYS_MODULE": unix.CAP_SYS_MODULE, "SYS_RESOURCE": unix.CAP_SYS_RESOURCE}
 
 func (d *deployment) container(c corev1.Container) lab.Container {
-	out := lab.Container{Root: d.root, Env: d.image.Config.Env}
+	out := lab.Container{Root: d.root, Env: d.image.Env}
 	for _, m := range c.VolumeMounts {
 		out.Mounts = append(out.Mounts, lab.Mount{Host: d.files[m.Name], Path: m.MountPath, ReadOnly: m.ReadOnly})
 	}
@@ -181,7 +176,7 @@ func (d *deployment) container(c corev1.Container) lab.Container {
 
 // command returns the image's entry point with a container's arguments.
 func (d *deployment) command(c corev1.Container, more ...string) (program string, args []string) {
-	words := slices.Clone(d.image.Config.Entrypoint)
+	words := slices.Clone(d.image.Entrypoint)
 	for _, a := range append(slices.Clone(c.Args), more...) {
 		words = append(words, strings.ReplaceAll(a, "$(NODE_NAME)", d.node.Name))
 	}
@@ -286,102 +281,4 @@ func (d *deployment) checkConfined(t *testing.T, p *lab.Process) {
 	if err := os.WriteFile(filepath.Join(proc, "root/written"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing to the root file system: %v, want it read-only", err)
 	}
-}
-
-// imageConfig is the part of an image's configuration that the test uses.
-type imageConfig struct {
-	Config struct{ Entrypoint, Env []string }
-}
-
-// imageManifest is the part of an index and of a manifest that the test uses.
-type imageManifest struct {
-	Config    blobReference
-	Layers    []blobReference
-	Manifests []struct {
-		blobReference
-		Platform struct{ Architecture string }
-	}
-}
-
-type blobReference struct{ Digest string }
-
-// unpackImage unpacks the image of this architecture, layer by layer.
-func unpackImage(t *testing.T, root string) (config imageConfig) {
-	t.Helper()
-	blobs := t.TempDir()
-	archive, err := os.Open(filepath.Join(os.Getenv("LAB_CACHE"), "container", "lab.tar"))
-	if err != nil {
-		t.Fatalf("%v: make lab-image makes it", err)
-	}
-	defer archive.Close()
-	untar(t, archive, blobs)
-	read := func(path string, out any) {
-		text, err := os.ReadFile(filepath.Join(blobs, path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(text, out); err != nil {
-			t.Fatal(err)
-		}
-	}
-	blob := func(b blobReference) string {
-		return filepath.Join("blobs", strings.ReplaceAll(b.Digest, ":", "/"))
-	}
-	var top, index, manifest imageManifest
-	read("index.json", &top)
-	read(blob(top.Manifests[0].blobReference), &index)
-	for _, m := range index.Manifests {
-		if m.Platform.Architecture == runtime.GOARCH {
-			read(blob(m.blobReference), &manifest)
-		}
-	}
-	for _, l := range manifest.Layers {
-		file, err := os.Open(filepath.Join(blobs, blob(l)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		unzipped, err := gzip.NewReader(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		untar(t, unzipped, root)
-		file.Close()
-	}
-	read(blob(manifest.Config), &config)
-	return config
-}
-
-func untar(t *testing.T, r io.Reader, root string) {
-	t.Helper()
-	for in := tar.NewReader(r); ; {
-		h, err := in.Next()
-		if errors.Is(err, io.EOF) {
-			return
-		}
-		if err == nil {
-			err = unpackFile(h, in, filepath.Join(root, h.Name))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func unpackFile(h *tar.Header, content io.Reader, path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	switch h.Typeflag {
-	case tar.TypeDir:
-		return os.MkdirAll(path, 0o755)
-	case tar.TypeSymlink:
-		return os.Symlink(h.Linkname, path)
-	}
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, os.FileMode(h.Mode).Perm())
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	_, err = io.Copy(file, content)
-	return err
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ import (
 type setup struct {
 	name    string
 	options lab.ENIOptions
-	program func(*testing.T, *lab.ENICluster)
+	program func(*testing.T, *lab.ENICluster, image)
 	// requests is how many the pod sends.
 	requests int
 	want     way
@@ -81,6 +82,7 @@ the node does not carry it, unless stated otherwise.
 
 // TestDemo runs the set-ups one by one.
 func TestDemo(t *testing.T) {
+	img := unpack(t)
 	var rows []row
 	var states strings.Builder
 	for i, s := range setups {
@@ -90,7 +92,7 @@ func TestDemo(t *testing.T) {
 				fmt.Printf(picture, c.VIP, c.NodeAddress, c.Pod.Addresses[0], c.Endpoints[0], c.Endpoints[1], c.ENIAddress)
 			}
 			say("%d of %d: %s", i+1, len(setups), s.name)
-			s.program(t, c)
+			s.program(t, c, img)
 			m := measure(c, s.options, s.requests)
 			m.show()
 			rows = append(rows, row{s.name, m})
@@ -133,19 +135,38 @@ func (s *setup) check(t *testing.T, m measurement) {
 }
 
 // kubeProxy programs the node as kube-proxy does.
-func kubeProxy(_ *testing.T, c *lab.ENICluster) { lab.KubeProxyRules(c.Node, c.VIP, c.Endpoints...) }
+func kubeProxy(_ *testing.T, c *lab.ENICluster, _ image) { lab.KubeProxyRules(c.Node, c.VIP, c.Endpoints...) }
 
-// kubeIPVS programs the node with the product, from a folder of manifests.
-func kubeIPVS(flags ...string) func(*testing.T, *lab.ENICluster) {
-	return func(t *testing.T, c *lab.ENICluster) {
+// image is the unpacked container image.
+type image struct {
+	lab.ImageConfig
+	root string
+}
+
+func unpack(t *testing.T) image {
+	t.Helper()
+	root := t.TempDir()
+	return image{lab.UnpackImage(t, root), root}
+}
+
+// kubeIPVS programs the node with the container image, from a folder of manifests. The container
+// has the mounts of the DaemonSet, and is privileged.
+func kubeIPVS(flags ...string) func(*testing.T, *lab.ENICluster, image) {
+	return func(t *testing.T, c *lab.ENICluster, img image) {
 		t.Helper()
-		manifests := filepath.Join(os.Getenv("LAB_SRC"), "test/e2e/demo/manifests")
-		args := append([]string{"--manifests", manifests, "--once", "--hostname-override", "node"}, flags...)
+		const manifests, lock = "/manifests", "/run/xtables.lock"
+		c.Node.HostFile(lock)
+		container := lab.Container{Root: img.root, Env: img.Env, Privileged: true, Mounts: []lab.Mount{
+			{Host: filepath.Join(os.Getenv("LAB_SRC"), "test/e2e/demo/manifests"), Path: manifests, ReadOnly: true},
+			{Host: "/lib/modules", Path: "/lib/modules", ReadOnly: true},
+			{Host: lock, Path: lock},
+		}}
+		args := slices.Concat(img.Entrypoint[1:], []string{"--manifests", manifests, "--once", "--hostname-override", "node"}, flags)
 		begin := time.Now()
-		if code, output := c.Node.RunProxy(args...); code != 0 {
+		if code, output := c.Node.RunContainer(container, img.Entrypoint[0], args...); code != 0 {
 			t.Fatalf("kube-ipvs ended with exit code %d:\n%s", code, output)
 		}
-		say("    kube-ipvs --once has programmed the node after %.1f s", time.Since(begin).Seconds())
+		say("    kube-ipvs --once, from its container image, has programmed the node after %.1f s", time.Since(begin).Seconds())
 	}
 }
 

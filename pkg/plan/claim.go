@@ -365,9 +365,9 @@ func (r *ruleset) pingRules() []nat.Rule {
 // would be dropped. Without the jumps, these ports are refused, as under kube-proxy.
 //
 // The node's own packets may have the VIP as their source. They get a source that
-// replies can return to:
+// replies can return to. Other packets with such a mark are another program's, and keep theirs:
 //
-//	nat -A KUBE-POSTROUTING -m mark --mark 0x4/0xd -m addrtype --src-type LOCAL -j MASQUERADE
+//	nat -A KUBE-POSTROUTING -m mark --mark 0x4/0xd -m addrtype --src-type LOCAL -m set --match-set KUBE-IPVS-SHARED-IPS dst -j MASQUERADE
 //
 // All of these are written on demand; see awaitSharedVIPs.
 func (r *ruleset) sharedVIPs(n *Node) {
@@ -462,6 +462,6 @@ func (r *ruleset) sharedVIPSource(n *Node) []nat.Rule {
 	if n.OnDemand {
 		rules = append(rules, rule("forgotten when it leaves the node", "-o lo ! "+r.icmp()+" "+r.match(SharedVIPs, "dst"), "MASQUERADE --random-fully"))
 	}
-	match := fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL", r.cfg.VIPs.Mark, r.cfg.sharedVIPMask())
+	match := fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL %s", r.cfg.VIPs.Mark, r.cfg.sharedVIPMask(), r.match(SharedVIPs, "dst"))
 	return append(rules, rule("source may be a VIP", match, "MASQUERADE --random-fully"))
 }

@@ -310,15 +310,16 @@ func (r *ruleset) clearMarks(n *Node) {
 }
 
 // ownSource masquerades the node's own packets to an endpoint in its own network. Such
-// packets do not pass KUBE-IPVS-SENT and keep their fwmark:
+// packets do not pass KUBE-IPVS-SENT and keep their fwmark. Packets that IPVS has not sent have
+// another program's mark, and keep their source:
 //
-//	nat -A KUBE-POSTROUTING -m mark --mark 0x9/0x9 -m addrtype --src-type LOCAL -j MASQUERADE --random-fully
+//	nat -A KUBE-POSTROUTING -m mark --mark 0x9/0x9 -m addrtype --src-type LOCAL -m ipvs --ipvs -j MASQUERADE --random-fully
 func (r *ruleset) ownSource() []nat.Rule {
 	v := r.cfg.LocalMark.Value
 	if v == 0 || !r.uses(Local) {
 		return nil
 	}
-	return []nat.Rule{rule("the node itself", fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x -m addrtype --src-type LOCAL", v), "MASQUERADE --random-fully")}
+	return []nat.Rule{rule("the node itself", fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x -m addrtype --src-type LOCAL -m ipvs --ipvs", v), "MASQUERADE --random-fully")}
 }
 
 func (r *ruleset) notMatch(set SetName, flags string) string {

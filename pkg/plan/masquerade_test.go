@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -42,5 +43,28 @@ func TestMasqueradeOfLocalTraffic(t *testing.T) {
 		if (kept > 0) != (name == "no program") {
 			t.Errorf("asked by %s: %d members keep the client's address", name, kept)
 		}
+	}
+}
+
+// TestMasqueradeByMark checks that a mark of another program, which may have the same bits, does
+// not give the node's own packets another source: a rule that masquerades by a mark also matches
+// what only Service traffic has. An exception is the masquerade mark, as under kube-proxy.
+func TestMasqueradeByMark(t *testing.T) {
+	s := load(t, "cluster")
+	n := 0
+	for c, rules := range plan.ForNode(&s.Config, &s.Node).NAT.Chains {
+		for _, r := range rules {
+			text := string(r)
+			if c.Name != plan.ChainPostrouting || !strings.Contains(text, "-m mark --mark") || !strings.Contains(text, "-j MASQUERADE") {
+				continue
+			}
+			n++
+			if !strings.Contains(text, "-m ipvs --ipvs") && !strings.Contains(text, "IPVS-SHARED-IPS dst") {
+				t.Errorf("masquerades another program's packets: %s %s", c, text)
+			}
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d rules, want 4", n)
 	}
 }

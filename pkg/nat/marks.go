@@ -13,6 +13,16 @@ type MarkUse struct {
 	Bits  uint32
 }
 
+// Values returns the marks that the rule sets or matches, without their masks.
+func (u MarkUse) Values() []uint32 {
+	var out []uint32
+	for _, arg := range Arguments(u.Rule, "--mark", "--set-xmark", "--set-mark") {
+		value, _, _ := strings.Cut(arg, "/")
+		out = append(out, parseBits(value))
+	}
+	return out
+}
+
 // markUses returns the rules of a chain that use marks.
 func markUses(c Chain, rules []Rule) []MarkUse {
 	var out []MarkUse

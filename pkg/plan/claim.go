@@ -169,12 +169,36 @@ func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
 
 // routesDevicePorts reports whether packets for ports of other devices leave the node.
 func (c *Config) routesDevicePorts(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && !n.postpones(DemandedVIPs, f)
+	return c.sharesVIPs(n.Uses, f) && !n.postpones(DemandedVIPs, f) && !c.claimMarkTaken(n, f)
 }
 
 // awaitsDevicePorts reports whether placeholder rules match such packets; see Demands.
 func (c *Config) awaitsDevicePorts(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && n.hasPlaceholders(DemandedVIPs, f)
+	return c.sharesVIPs(n.Uses, f) && n.hasPlaceholders(DemandedVIPs, f) && !c.claimMarkTaken(n, f)
+}
+
+// claimMarkTaken reports whether another program uses a mark with which packets would skip table
+// local. Its packets would not reach the node any more, so these ports are then refused, as under
+// kube-proxy. ruleConflicts and markConflicts warn about it.
+func (c *Config) claimMarkTaken(n *Node, f ip.Family) bool {
+	return n.foreignMark(f, func(mark uint32) bool {
+		bits := mark & c.sharedVIPMask()
+		return bits == c.VIPs.Mark || bits == c.deviceMark()
+	})
+}
+
+// foreignMark reports whether another program is known to use a mark for which is returns true.
+func (n *Node) foreignMark(f ip.Family, is func(mark uint32) bool) bool {
+	return slices.ContainsFunc(n.ForeignMarks[f], is) || slices.ContainsFunc(n.Inventory.Rules, func(r routing.Rule) bool {
+		return r.Family == f && !r.Own && r.Mask != 0 && is(r.Mark&r.Mask)
+	})
+}
+
+// HasForeignMark reports whether another program is known to use exactly this mark, with or without
+// the masquerade mark. A virtual server with such a fwmark would get that program's packets, whatever
+// their destination.
+func (n *Node) HasForeignMark(cfg *Config, f ip.Family, mark uint32) bool {
+	return n.foreignMark(f, func(m uint32) bool { return m&^cfg.MasqueradeMark == mark&^cfg.MasqueradeMark })
 }
 
 func (r *ruleset) usesPortClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }

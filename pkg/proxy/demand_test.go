@@ -197,3 +197,50 @@ func TestCleanupForgetsDemands(t *testing.T) {
 	m.boot()
 	m.checkDemand("after a cleanup", plan.Demands[0], ip.IPv4, false)
 }
+
+// TestDemandAndMarkOfAnotherProgram: packets with a mark that another program sets must not skip
+// table local. While it does, ports of another device are refused, as under kube-proxy.
+func TestDemandAndMarkOfAnotherProgram(t *testing.T) {
+	d := plan.Demands[0]
+	for rule, taken := range map[string]bool{
+		"-i eth0 -j MARK --set-xmark 0x4/0xffffffff":         true,
+		"-i eth0 -j MARK --set-xmark 0x6/0x6":                true,
+		"-m mark --mark 0x15 -j ACCEPT":                      true,
+		"-i eth0 -j CONNMARK --set-xmark 0x104/0x104":        true,
+		"-i eth0 -j MARK --set-xmark 0x1/0xffffffff":         false,
+		"-i eth0 -j MARK --set-xmark 0xc/0xc":                false,
+		"-i eth0 -j MARK --set-xmark 0x100000/0xfff00000":    false,
+		"-i eth0 -j CONNMARK --set-xmark 0x80/0x80":          false,
+		"-m conntrack --ctstate NEW -j CONNMARK --save-mark": false,
+	} {
+		t.Run(rule, func(t *testing.T) {
+			m := onDemand(t)
+			restore := func(op string) {
+				if err := m.NAT[ip.IPv4].Restore("*mangle\n" + op + " PREROUTING " + rule + "\nCOMMIT\n"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			restore("-A")
+			m.boot()
+			m.demand(d, ip.IPv4)
+			m.look()
+			if written, asks := m.demands(d, ip.IPv4); written == taken || asks {
+				t.Errorf("rules are written: %t, asked for: %t", written, asks)
+			}
+			if !taken {
+				return
+			}
+			m.boot()
+			restore("-D")
+			m.pass()
+			m.look()
+			m.checkDemand("without the rule", d, ip.IPv4, true)
+			m.boot()
+			restore("-A")
+			m.pass()
+			if written, asks := m.demands(d, ip.IPv4); written || asks {
+				t.Errorf("with the rule again, rules are written: %t, asked for: %t", written, asks)
+			}
+		})
+	}
+}

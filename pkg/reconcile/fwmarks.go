@@ -153,7 +153,10 @@ func (r *Reconciler) assignMarks(name types.NamespacedName, desired plan.Service
 	for i, in := range desired.Internal {
 		keys[i] = in.Key
 	}
-	assigned, err := r.fwmarks.assign(name, keys, func(f ip.Family, index uint32) bool { return !r.markInUse(f, r.cfg.LocalMark.Mark(index)) })
+	assigned, err := r.fwmarks.assign(name, keys, func(f ip.Family, index uint32) bool {
+		mark := r.cfg.LocalMark.Mark(index)
+		return !r.markInUse(f, mark) && !r.input.HasForeignMark(r.cfg, f, mark)
+	})
 	return plan.AssignMarks(r.cfg, desired, assigned), err
 }
 

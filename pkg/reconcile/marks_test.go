@@ -131,6 +131,33 @@ func TestForeignMarkIsLeftAlone(t *testing.T) {
 	}
 }
 
+// TestFWMarkOfAnotherProgram: a virtual server with a fwmark gets all packets to the node with this
+// mark, so it must not be one that another program sets.
+func TestFWMarkOfAnotherProgram(t *testing.T) {
+	for rules, want := range map[string]uint32{
+		"": first,
+		"-A PREROUTING -i eth0 -j MARK --set-xmark 0xb/0xffffffff\n":                                                  0xd,
+		"-A PREROUTING -i eth0 -j MARK --set-xmark 0x400b/0xffffffff\n-A OUTPUT -j CONNMARK --set-xmark 0xd/0xffff\n": 0xf,
+	} {
+		w := newWorld(t)
+		if err := w.NAT[ip.IPv4].Restore("*mangle\n" + rules + "COMMIT\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.observe(); err != nil {
+			t.Fatal(err)
+		}
+		s := externalLocal("a", ip.TCP, vip, here)
+		assigned, err := w.reconciler.assignMarks(s.Name, plan.ForService(&w.cfg, &w.facts, &s))
+		marks := map[uint32]bool{}
+		for _, vs := range assigned.VirtualServers {
+			marks[vs.Key.FWMark] = true
+		}
+		if err != nil || !marks[want] || len(marks) != 2 {
+			t.Errorf("%q: marks %v, want %#x: %v", rules, marks, want, err)
+		}
+	}
+}
+
 // TestMemberThatIsThereAfterAll: a member exists although its addition seemed to fail. The
 // virtual server that waits for it is programmed once the member is observed.
 func TestMemberThatIsThereAfterAll(t *testing.T) {

@@ -36,9 +36,10 @@ type nodeInput struct {
 
 // SetNode replaces what is known of the node. The next Load or Flush computes the node's
 // desired state from it. It ignores Bound, Uses, Demanding and Started of n, which depend on what
-// has been programmed.
+// has been programmed, and ForeignMarks, which the Reconciler reads.
 func (r *Reconciler) SetNode(n plan.Node) {
 	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
+	n.ForeignMarks = r.input.ForeignMarks
 	if r.input.known {
 		r.forgetParameters(r.input.Inventory.Links, n.Inventory.Links)
 		r.forgetGateways(n.Inventory.Defaults)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -82,6 +83,22 @@ func (r *Reconciler) takeRules(o *observation) {
 	for _, family := range r.cfg.Families {
 		r.markUses = append(r.markUses, o.nat[family].Marks...)
 		r.refusedDemands(o.nat[family].Omitted)
+	}
+	r.setForeignMarks()
+}
+
+// setForeignMarks updates the node's ForeignMarks from markUses.
+func (r *Reconciler) setForeignMarks() {
+	marks := map[ip.Family][]uint32{}
+	for _, u := range r.markUses {
+		marks[u.Chain.Family] = append(marks[u.Chain.Family], u.Values()...)
+	}
+	for family, values := range marks {
+		slices.Sort(values)
+		marks[family] = slices.Compact(values)
+	}
+	if !maps.EqualFunc(marks, r.input.ForeignMarks, slices.Equal) {
+		r.input.ForeignMarks, r.input.stale = marks, true
 	}
 }
 

@@ -88,8 +88,8 @@ func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 		b.addVIP(claim, vs)
 		return
 	}
-	b.plan.Deps |= OnPeers
-	if b.facts.Peers.Has(a) || b.hasEndpointAt(a) {
+	b.plan.Deps |= OnPeers | OnAPIServer
+	if b.facts.Peers.Has(a) || b.facts.isAPIServer(a) || b.hasEndpointAt(a) {
 		b.addVIP(ClaimPort, vs)
 		return
 	}

@@ -13,8 +13,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// TestForbiddenExternalIPs uses addresses as external IPs, on ports 22 and 6443, on a
-// node where programs listen on these ports.
 // TestClientSocketsKeepNoPort checks that a UDP socket of a client, which is bound to all addresses,
 // does not keep a Service's port at an address of the node. One bound to that address does.
 func TestClientSocketsKeepNoPort(t *testing.T) {
@@ -37,6 +35,32 @@ func TestClientSocketsKeepNoPort(t *testing.T) {
 	}
 }
 
+// TestVIPOfAnAPIServer: under auto, an address of an API server is claimed by port. Otherwise it would
+// be local as a whole, and the connections of the node to the API server would be routed to the node.
+func TestVIPOfAnAPIServer(t *testing.T) {
+	const api, other = "192.168.0.1", "192.168.0.2"
+	cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "rr", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAuto, ExternalIPs: plan.ClaimAuto}}
+	facts := plan.NewFacts(&cfg, &plan.Node{APIServer: []netip.AddrPort{netip.MustParseAddrPort(api + ":6443")}})
+	s := service.Service{
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		Ports:      []service.Port{{Name: "a", Protocol: ip.TCP, Port: 80}},
+	}
+	for _, field := range []*[]netip.Addr{&s.ExternalIPs, &s.LoadBalancers} {
+		*field = []netip.Addr{netip.MustParseAddr(api), netip.MustParseAddr(other)}
+		want := []plan.VIP{
+			{Addr: netip.MustParseAddr("10.96.0.10"), Claim: plan.ClaimAddress},
+			{Addr: netip.MustParseAddr(api), Claim: plan.ClaimPort},
+			{Addr: netip.MustParseAddr(other), Claim: plan.ClaimRoute},
+		}
+		if got := plan.ForService(&cfg, &facts, &s).VIPs; !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+		*field = nil
+	}
+}
+
+// TestForbiddenExternalIPs uses addresses as external IPs, on ports 22 and 6443, on a
+// node where programs listen on these ports.
 func TestForbiddenExternalIPs(t *testing.T) {
 	const node, other, api = "192.168.0.11", "192.168.0.12", "192.168.0.1"
 	for _, tc := range []struct {

@@ -387,7 +387,7 @@ prove: ## check every packet class of the fixed scenarios, then of random ones f
 # Number of classes in each layout and family. CI sends 12.
 CLASSES ?= 500
 LAYOUT ?=
-prove-kernel: ## send random packet classes in the lab, CLASSES=500 in each ENI layout and family; SEED draws others, LAYOUT=1 to 6 selects a layout
+prove-kernel: ## send random packet classes in the lab, CLASSES=500 in each layout and family; SEED draws others, LAYOUT=1 to 10 selects a layout
 	@mkdir -p $(RELIABILITY_OUT)
 	@$(MAKE) --no-print-directory START=$(START) e2e LABS=1 E2E_PACKAGES=test/e2e ONLY='^TestBehaviourPacketClasses$$' \
 		LABFLAGS="-env RELIABILITY='$(VERSION)' -out $(RELIABILITY_OUT) -env CLASSES=$(CLASSES) -env SEED=$(SEED) -env LAYOUT=$(LAYOUT) $(LABFLAGS)"

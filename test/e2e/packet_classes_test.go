@@ -29,15 +29,22 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// classLab is a node in one CNI's layout, with Services of every policy. It compares the
+// classLayouts have one of each kind of network in test/prove.
+var classLayouts = []lab.Layout{
+	lab.SeedLayout, lab.AWSLayout, lab.TerwayLayout, lab.CiliumLayout, lab.AWSStandardLayout, lab.AWSStrictLayout,
+	lab.VolcanoLayout, lab.VolcanoSNATLayout, lab.NICsLayout, lab.NICsGatewayLayout,
+}
+
+// classLab is a node in one layout, with Services of every policy. It compares the
 // kernel with the predictions of package trace's evaluator.
 type classLab struct {
 	*lab.ENICluster
-	family    int // 0: IPv4, 1: IPv6
-	near      *lab.Pod
+	family    int        // 0: IPv4, 1: IPv6
+	near      []*lab.Pod // endpoints on the node
 	far       netip.Addr
 	clients   []classClient
 	delivered map[netip.Addr]string // VIP to the node's interface to which the fabric delivers it
+	entries   map[string]string     // a pod's link to the interface by which the node receives its packets
 	names     map[netip.AddrPort]string
 	ports     map[string]uint16 // next source port by client: IPVS mixes up connections from one port to two VIPs
 }
@@ -47,6 +54,7 @@ type classClient struct {
 	name string
 	from netip.Addr
 	in   string // "": the node itself, or the interface to which the target is delivered
+	home string // of a client beyond the node: the interface of the main route to it
 }
 
 // classQuestion is a packet to send.
@@ -85,7 +93,7 @@ const (
 )
 
 // TestBehaviourPacketClasses compares the evaluator of package trace with the kernel. In
-// each CNI's layout it draws questions at random, sends the packets, and compares the
+// each layout it draws questions at random, sends the packets, and compares the
 // result with the evaluator's for the same kernel: which endpoint answers, which source
 // it sees, and which interfaces the packets pass, or that there is no answer. It draws
 // questions that match different rules first. CLASSES is the number of questions of each
@@ -97,7 +105,7 @@ func TestBehaviourPacketClasses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, layout := range []lab.Layout{lab.SeedLayout, lab.AWSLayout, lab.TerwayLayout, lab.CiliumLayout, lab.AWSStandardLayout, lab.AWSStrictLayout} {
+	for i, layout := range classLayouts {
 		number := strconv.Itoa(i + 1)
 		if cmp.Or(os.Getenv("LAYOUT"), number) != number {
 			continue
@@ -129,12 +137,16 @@ func TestBehaviourPacketClasses(t *testing.T) {
 func newClassLab(t *testing.T, layout lab.Layout, family int) *classLab {
 	c := lab.NewENICluster(t, lab.ENIOptions{IPv6: family == 1, CheckSources: true, Layout: &layout})
 	l := &classLab{
-		ENICluster: c, family: family, near: c.AddPod("near"),
+		ENICluster: c, family: family, near: []*lab.Pod{c.AddPod("near")},
 		delivered: map[netip.Addr]string{c.NodeAddress: "eth0", c.ENIAddress: "eth1"},
-		names:     map[netip.AddrPort]string{}, ports: map[string]uint16{},
+		entries:   map[string]string{}, names: map[netip.AddrPort]string{}, ports: map[string]uint16{},
 	}
-	for _, pod := range []*lab.Pod{c.Pod, l.near} {
+	if layout.Endpoints > 1 {
+		l.near = append(l.near, c.AddPod("near2"))
+	}
+	for _, pod := range l.pods() {
 		l.delivered[pod.Addresses[0]] = c.Uplink(pod)
+		l.entries[pod.HostInterface] = c.Entry(pod)
 	}
 	c.Node.Sysctl([]string{"net.ipv4.icmp_ratelimit", "net.ipv6.icmp.ratelimit"}[family], "0")
 	pick := func(v4, v6 string) string { return []string{v4, v6}[family] }
@@ -146,19 +158,26 @@ func newClassLab(t *testing.T, layout lab.Layout, family int) *classLab {
 	friend := outside.Client("friend", pick("198.51.100.9/24", "fd00:51::9/64"))
 	stranger := outside.Client("stranger", pick("198.51.100.10/24", "fd00:51::10/64"))
 	l.clients = []classClient{
-		{c.Node.Namespace, "the node", c.NodeAddress, ""},
-		{c.Pod.Namespace, "a pod", c.Pod.Addresses[0], c.Pod.HostInterface},
-		{l.near.Namespace, "an endpoint", l.near.Addresses[0], l.near.HostInterface},
-		{friend, "a client in the ranges", netip.MustParseAddr(pick("198.51.100.9", "fd00:51::9")), ""},
-		{stranger, "another client", netip.MustParseAddr(pick("198.51.100.10", "fd00:51::10")), ""},
+		{c.Node.Namespace, "the node", c.NodeAddress, "", ""},
+		{c.Pod.Namespace, "a pod", c.Pod.Addresses[0], c.Entry(c.Pod), ""},
+		{l.near[0].Namespace, "an endpoint", l.near[0].Addresses[0], c.Entry(l.near[0]), ""},
+		{friend, "a client in the ranges", netip.MustParseAddr(pick("198.51.100.9", "fd00:51::9")), "", "eth0"},
+		{stranger, "another client", netip.MustParseAddr(pick("198.51.100.10", "fd00:51::10")), "", "eth0"},
 	}
-	hosts := map[string]*lab.Namespace{"near": l.near.Namespace, "far": far, "host": c.Node.Namespace}
-	addresses := map[string]netip.Addr{"near": l.near.Addresses[0], "far": l.far, "host": c.NodeAddress}
+	if layout.Plain {
+		address := pick("10.12.192.9", "fd00:12:192::9")
+		l.clients = append(l.clients, classClient{c.Neighbor("neighbor", address), "a neighbor at eth1", netip.MustParseAddr(address), "", "eth1"})
+	}
+	hosts := map[string]*lab.Namespace{"far": far, "host": c.Node.Namespace}
+	addresses := map[string]netip.Addr{"far": l.far, "host": c.NodeAddress}
+	for _, pod := range l.near {
+		hosts[pod.Name], addresses[pod.Name] = pod.Namespace, pod.Addresses[0]
+	}
 	var objects []runtime.Object
 	for i, s := range classServices {
 		objects = append(objects, l.service(i+1, addresses)...)
 		port := uint16(classTargetPort + i + 1)
-		for _, name := range s.endpoints {
+		for _, name := range l.endpoints(s.endpoints) {
 			for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
 				hosts[name].Serve(name, protocol, port)
 			}
@@ -170,13 +189,35 @@ func newClassLab(t *testing.T, layout lab.Layout, family int) *classLab {
 			l.deliver(address, link)
 		}
 	}
-	runOnce(t, c.Node, writeManifests(t, objects...), "--cluster-cidr", pick("10.12.192.0/24", "fd00:12:192::/64"))
+	runOnce(t, c.Node, writeManifests(t, objects...), c.ProxyFlags()...)
 	return l
+}
+
+func (l *classLab) pods() []*lab.Pod { return append([]*lab.Pod{l.Pod}, l.near...) }
+
+func (l *classLab) isPod(a netip.Addr) bool {
+	return slices.ContainsFunc(l.pods(), func(p *lab.Pod) bool { return p.Addresses[0] == a })
+}
+
+// endpoints returns the names of a Service's endpoints, with all those of the node's pods
+// in place of "near".
+func (l *classLab) endpoints(names []string) []string {
+	var out []string
+	for _, name := range names {
+		if name != "near" {
+			out = append(out, name)
+			continue
+		}
+		for _, pod := range l.near {
+			out = append(out, pod.Name)
+		}
+	}
+	return out
 }
 
 // deliver makes the fabric deliver packets for a VIP to an interface.
 func (l *classLab) deliver(vip netip.Addr, link string) {
-	if vip == l.Pod.Addresses[0] || vip == l.near.Addresses[0] {
+	if l.isPod(vip) {
 		return
 	}
 	port, next := l.Eth0, l.NodeAddress
@@ -208,7 +249,7 @@ func (l *classLab) service(n int, addresses map[string]netip.Addr) []runtime.Obj
 		l.delivered[netip.MustParseAddr(vip)] = link
 	}
 	var endpoints []endpoint
-	for _, name := range s.endpoints {
+	for _, name := range l.endpoints(s.endpoints) {
 		e := endpoint{address: addresses[name].String(), node: "node"}
 		if name == "far" {
 			e.node = "other"
@@ -253,7 +294,7 @@ func (l *classLab) all() []classQuestion {
 	targets := []netip.AddrPort{netip.AddrPortFrom(l.far, classUnused)}
 	for address := range l.delivered {
 		own := address == l.NodeAddress || address == l.ENIAddress && l.Node.Exec("ip", "-o", "address", "show", "to", address.String()) != ""
-		if !own && (address == l.ENIAddress || address == l.Pod.Addresses[0] || address == l.near.Addresses[0]) {
+		if !own && (address == l.ENIAddress || l.isPod(address)) {
 			continue
 		}
 		ports := []uint16{80, classUnused}
@@ -339,7 +380,7 @@ func (l *classLab) compare(t *testing.T, n *trace.Node, drawn []classQuestion) {
 		})
 		passed := map[lab.Protocol]passes{}
 		for protocol, watch := range watches {
-			passed[protocol] = passesOf(watch.Packets())
+			passed[protocol] = l.passesOf(watch.Packets())
 		}
 		todo = nil
 		for _, r := range done {
@@ -366,14 +407,16 @@ func (l *classLab) nextPort(q classQuestion) uint16 {
 // node.
 type passes map[leg]map[pass]bool
 
-func passesOf(packets []lab.Packet) passes {
+// passesOf counts a port of a bridge as the bridge, which does not see the frames that it
+// switches.
+func (l *classLab) passesOf(packets []lab.Packet) passes {
 	out := passes{}
 	for _, p := range packets {
 		way := leg{p.From, p.To}
 		if out[way] == nil {
 			out[way] = map[pass]bool{}
 		}
-		out[way][pass{p.Interface, p.Out}] = true
+		out[way][pass{cmp.Or(l.entries[p.Interface], p.Interface), p.Out}] = true
 	}
 	return out
 }
@@ -386,7 +429,8 @@ func (l *classLab) disagreement(r classResult, x *trace.Explanation, p passes) s
 	outcome := r.answer.Outcome()
 	// If a hook drops the node's own datagram, the system call returns an error.
 	forbidden := errors.Is(r.answer.Err, unix.EPERM)
-	byENI := r.client >= 3 && l.entry(r.classQuestion) == "eth1"
+	// A refusal leaves by the main route, where the fabric may drop it.
+	astray := r.client >= 3 && l.entry(r.classQuestion) != l.clients[r.client].home
 	if outcome == lab.OK {
 		return l.disagreesOn(r, x, p)
 	}
@@ -395,16 +439,14 @@ func (l *classLab) disagreement(r classResult, x *trace.Explanation, p passes) s
 	case trace.Answered:
 		return "traced as answered"
 	case trace.Unserved:
-		if x.Link == "lo" && outcome != lab.Refused && !byENI {
+		if x.Link == "lo" && outcome != lab.Refused && !astray {
 			return "traced to the node itself, which refuses"
 		}
 		if x.Link != "lo" && !l.leftBy(r, x.Link, p) {
 			return "traced as leaving by " + x.Link + ", which it did not"
 		}
 	case trace.Refused:
-		// The refusal of a client that enters by an ENI may leave by another interface,
-		// where the fabric drops it.
-		if outcome != lab.Refused && !forbidden && !(byENI && silent) {
+		if outcome != lab.Refused && !forbidden && !(astray && silent) {
 			return "traced as " + x.Verdict.String()
 		}
 	case trace.Dropped:

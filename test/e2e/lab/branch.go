@@ -74,5 +74,8 @@ func (c *ENICluster) Uplink(pod *Pod) string {
 	if uplink, ok := c.uplinks[pod]; ok {
 		return uplink
 	}
+	if c.bridge != nil {
+		return "eth0"
+	}
 	return "eth1"
 }

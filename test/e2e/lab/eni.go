@@ -21,8 +21,8 @@ type ENIOptions struct {
 }
 
 // ENICluster is the cluster of a CNI that gives pods the addresses of a secondary network
-// interface. The node routes packets from pods out by eth1, all others by eth0. Two
-// backends are beyond the fabric.
+// interface. The node routes packets from pods out by eth1, all others by eth0, unless its
+// layout is plain. Two backends are beyond the fabric.
 type ENICluster struct {
 	*Lab
 	Fabric *Fabric
@@ -39,8 +39,11 @@ type ENICluster struct {
 	VIP       string
 	Endpoints []string
 
+	plan    *eniPlan
 	table   int // the table with the default route by eth1
 	layout  *Layout
+	pods    int             // so far
+	bridge  *Bridge         // of a plain layout's pods
 	trunk   *Segment        // that eth1 is attached to
 	uplinks map[*Pod]string // of pods with a branch interface
 }
@@ -51,6 +54,7 @@ type eniPlan struct {
 	nodeGateway, node                 string
 	eniGateway, eni, pod              string
 	vip                               string
+	podGateway, bridgedPod            string // of a plain layout
 	backendGateways, backendAddresses []string
 }
 
@@ -59,6 +63,8 @@ var (
 		length: 24, nodeGateway: "10.12.97.1", node: "10.12.97.49",
 		eniGateway: "10.12.192.1", eni: "10.12.192.10", pod: "10.12.192.44",
 		vip:              "10.12.115.101",
+		podGateway:       "10.12.98.1",
+		bridgedPod:       "10.12.98.44",
 		backendGateways:  []string{"10.253.3.1", "10.253.4.1"},
 		backendAddresses: []string{"10.253.3.5", "10.253.4.194"},
 	}
@@ -66,6 +72,8 @@ var (
 		length: 64, nodeGateway: "fd00:12:97::1", node: "fd00:12:97::49",
 		eniGateway: "fd00:12:192::1", eni: "fd00:12:192::10", pod: "fd00:12:192::44",
 		vip:              "fd00:12:115::101",
+		podGateway:       "fd00:12:98::1",
+		bridgedPod:       "fd00:12:98::44",
 		backendGateways:  []string{"fd00:253:3::1", "fd00:253:4::1"},
 		backendAddresses: []string{"fd00:253:3::5", "fd00:253:4::194"},
 	}
@@ -86,13 +94,16 @@ func NewENICluster(t testing.TB, options ENIOptions) *ENICluster {
 	if options.IPv6 {
 		plan = &eniPlan6
 	}
-	l := New(t)
-	c := &ENICluster{Lab: l, Fabric: l.Fabric("fabric"), Node: l.Node("node"), uplinks: map[*Pod]string{}}
-	c.Fabric.Uplink()
 	layout := options.Layout
 	if layout == nil {
 		layout = &SeedLayout
 	}
+	l := New(t)
+	if layout.Plain {
+		l.filterBridges()
+	}
+	c := &ENICluster{Lab: l, Fabric: l.Fabric("fabric"), Node: l.Node("node"), plan: plan, uplinks: map[*Pod]string{}}
+	c.Fabric.Uplink()
 	c.attachNode(plan, options)
 	c.layOut(plan, layout)
 	c.addPod(plan, layout)
@@ -124,21 +135,35 @@ func (c *ENICluster) attachNode(plan *eniPlan, options ENIOptions) {
 func (c *ENICluster) addPod(plan *eniPlan, layout *Layout) {
 	c.t.Helper()
 	c.layout = layout
-	c.Pod = c.newPod("pod", layout.PodLink, plan.pod)
+	address := plan.pod
+	if layout.Plain {
+		address = plan.bridgedPod
+	}
+	c.Pod = c.newPod("pod", layout.PodLink, address)
 }
 
-// AddPod creates another pod, with the address after Pod's.
+// AddPod creates another pod, with the next address.
 func (c *ENICluster) AddPod(name string) *Pod {
 	c.t.Helper()
-	address := c.Pod.Addresses[0].Next().String()
+	address := c.Pod.Addresses[0]
+	for range c.pods {
+		address = address.Next()
+	}
 	link := c.layout.PodLink
-	return c.newPod(name, link[:len(link)-1]+"z", address)
+	if link != "" {
+		link = fmt.Sprintf("%s%c", link[:len(link)-1], 'z'+1-c.pods)
+	}
+	return c.newPod(name, link, address.String())
 }
 
 func (c *ENICluster) newPod(name, link, address string) *Pod {
 	c.t.Helper()
+	c.pods++
 	addr := netip.MustParseAddr(address)
-	if c.layout.Branches != NoBranches {
+	switch {
+	case c.layout.Plain:
+		return c.bridge.Pod(name, address)
+	case c.layout.Branches != NoBranches:
 		return c.branchPod(name, link, addr)
 	}
 	c.Eth1.Own(address)

@@ -28,6 +28,15 @@ type Layout struct {
 	MarkTable     int
 	// Branches gives each pod an interface of its own.
 	Branches Branches
+	// Plain is a node without policy routes: the secondary interface has an address of its
+	// own network, and the pods are on a bridge, with addresses of neither network.
+	Plain bool
+	// Endpoints is the number of endpoint pods on the node; 0 means one.
+	Endpoints int
+	// ReplyGateway configures the gateway of the secondary interface's network.
+	ReplyGateway bool
+	// SNATMode is "" for the default.
+	SNATMode string
 }
 
 // The layouts, with the marks of their CNIs.
@@ -62,7 +71,19 @@ var (
 			"PREROUTING -i lxc+ -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80",
 		},
 	}
+	// VolcanoLayout has several pods on an interface without an address.
+	VolcanoLayout     = Layout{Name: "Volcano", Table: 1003, PodTo: 1000, PodFrom: 2000, PodLink: "fsk1", Endpoints: 2}
+	VolcanoSNATLayout = snatMode(VolcanoLayout, "snat")
+	// NICsLayout is an ordinary node with two interfaces. NICsGatewayLayout is the same, with the
+	// gateway of the second one configured.
+	NICsLayout        = Layout{Name: "several NICs", Plain: true, Endpoints: 2}
+	NICsGatewayLayout = Layout{Name: "several NICs, reply gateway", Plain: true, Endpoints: 2, ReplyGateway: true}
 )
+
+func snatMode(layout Layout, mode string) Layout {
+	layout.Name, layout.SNATMode = layout.Name+", SNAT mode "+mode, mode
+	return layout
+}
 
 // awsBranches returns AWSLayout with branch interfaces. prefix begins the names of the pods' links.
 func awsBranches(name, prefix string, branches Branches) Layout {
@@ -75,6 +96,10 @@ func awsBranches(name, prefix string, branches Branches) Layout {
 // layOut configures the secondary interface as the CNI does.
 func (c *ENICluster) layOut(plan *eniPlan, layout *Layout) {
 	c.t.Helper()
+	if layout.Plain {
+		c.layOutPlainly(plan)
+		return
+	}
 	for address, carried := range map[string]bool{plan.eni: layout.ENIAddress, plan.node: layout.NodeAddress} {
 		if carried {
 			c.Node.Address("eth1", address)

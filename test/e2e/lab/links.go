@@ -30,6 +30,10 @@ func (n *Namespace) bridge(name string) {
 	n.Link(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: address}})
 }
 
+// filterBridges makes packets that are bridged between pods pass the node's netfilter, or
+// replies to a Service's clients would not be translated back.
+func (l *Lab) filterBridges() { l.root.Exec("modprobe", "br_netfilter") }
+
 // Up brings an interface up.
 func (n *Namespace) Up(name string) {
 	n.lab.t.Helper()

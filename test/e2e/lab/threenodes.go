@@ -35,9 +35,7 @@ type BridgeNode struct {
 func NewThreeNodes(t testing.TB) *ThreeNodes {
 	t.Helper()
 	l := New(t)
-	// Packets that are bridged between pods must pass the node's netfilter, or replies to
-	// a Service's clients would not be translated back.
-	l.root.Exec("modprobe", "br_netfilter")
+	l.filterBridges()
 	c := &ThreeNodes{Lab: l, Fabric: l.Fabric("fabric")}
 	c.Fabric.Uplink()
 	c.Segment = c.Fabric.Segment("192.168.50.1/24", "fd00:50::1/64")

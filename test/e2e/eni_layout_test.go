@@ -37,6 +37,20 @@ func TestBehaviourENILayouts(t *testing.T) {
 	}
 }
 
+// TestBehaviourForeignMarkOnReplies tests the known disagreement of docs/proof.md: a program
+// sets the bit of its policy rule on replies that enter by the ENI, and a strict
+// reverse-path check drops them. A loose one does not.
+func TestBehaviourForeignMarkOnReplies(t *testing.T) {
+	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true, Layout: &lab.AWSLayout})
+	programENI(t, c)
+	c.Node.Exec("iptables", "-w", "-t", "mangle", "-I", "PREROUTING", "-i", "eth1", "-j", "MARK", "--set-xmark", "0x80/0x80")
+	if answer := c.Pod.DialWithin(briefly, lab.TCP, c.VIP); answer.Err == nil {
+		t.Errorf("the pod's request: %s: docs/proof.md says that it fails", answer)
+	}
+	c.Node.Sysctl("net.ipv4.conf.eth1.rp_filter", "2")
+	checkENI(t, c, eniPath{"eth1", c.ENIAddress})
+}
+
 // newClientBy adds an external client whose connections the cloud's load balancer
 // delivers to one of the node's interfaces.
 func newClientBy(c *lab.ENICluster, link string) *lab.Namespace {

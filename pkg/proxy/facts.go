@@ -61,7 +61,7 @@ func (p *Proxy) markAffected(changed plan.Deps) {
 	if changed == 0 {
 		return // the start of a pod, for example, must not cost time for each Service
 	}
-	for name, depends := range p.depends {
+	for name, depends := range p.reconciler.Dependencies() {
 		if depends&changed != 0 || changed&plan.OnDummyListeners != 0 {
 			p.dirty[name] = struct{}{}
 		}

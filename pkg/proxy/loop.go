@@ -163,9 +163,7 @@ func (p *Proxy) pass(ctx context.Context) {
 	for _, name := range small {
 		p.planService(ctx, name)
 	}
-	if len(p.dirty) == 0 {
-		p.dirty = map[types.NamespacedName]struct{}{} // smaller, see take
-	}
+	p.shrinkDirty()
 	problems := p.flush()
 	if len(large) > 0 {
 		// Changes that arrive while a large Service is programmed precede the next
@@ -177,6 +175,13 @@ func (p *Proxy) pass(ctx context.Context) {
 	}
 	p.passed(ctx, began, count, problems)
 	p.lastPass, p.largeLeft = time.Now(), len(large) > 1
+}
+
+// shrinkDirty releases the memory of p.dirty after many Services were planned; see inbox.take.
+func (p *Proxy) shrinkDirty() {
+	if len(p.dirty) == 0 {
+		p.dirty = map[types.NamespacedName]struct{}{}
+	}
 }
 
 // nextLarge returns the first of some sorted Services after the last one, so that each has its
@@ -215,7 +220,7 @@ func (p *Proxy) settle(ctx context.Context, problems reconcile.Problems) reconci
 	}
 	p.reportFailingNode(problems, s.RetryIn[nodeKey])
 	p.Observer.Held(s.VirtualServers, s.RealServers, s.Draining)
-	p.Observer.Failing(s.NodeFailing || !p.renewAt.IsZero(), s.FailingServices, len(p.depends))
+	p.Observer.Failing(s.NodeFailing || !p.renewAt.IsZero(), s.FailingServices, p.reconciler.Services())
 	p.reportConflicts(ctx, &s)
 	return s
 }

@@ -27,7 +27,7 @@ func (i *inbox) noteTrigger(slice *service.Slice) {
 	if slice.Trigger == 0 || slice.Trigger < i.began.UnixNano() {
 		return
 	}
-	before := i.store.slices[slice.Name]
+	before := i.store.slices.Get(slice.Name)
 	if before != nil && before.Service == slice.Service && before.Trigger == slice.Trigger {
 		return
 	}

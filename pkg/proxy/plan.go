@@ -61,7 +61,6 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 	owner := d.owner // copied, because a pointer into the draft would keep the whole draft alive
 	markErr := p.reconciler.Set(&owner, d.plan)
 	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, d.plan.Rejected), markErr))
-	p.depends[d.name] = d.plan.Deps
 	if delete(p.noScheduler, d.name); d.noScheduler {
 		p.noScheduler[d.name] = struct{}{}
 	}
@@ -130,7 +129,6 @@ func unservedError(name types.NamespacedName, list []string) error {
 }
 
 func (p *Proxy) forget(name types.NamespacedName) {
-	delete(p.depends, name)
 	delete(p.reported, name)
 	delete(p.noScheduler, name)
 	p.noteNoLocal(name, plan.NoLocalEndpoints{})

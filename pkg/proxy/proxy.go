@@ -113,9 +113,8 @@ type Proxy struct {
 	facts     plan.Facts
 	linger    linger
 	collector collector
-	watched   bool                 // changes of the node are reported: Run, not Once
-	modes     []plan.InterfaceMode // as last reported
-	depends   map[types.NamespacedName]plan.Deps
+	watched   bool                            // changes of the node are reported: Run, not Once
+	modes     []plan.InterfaceMode            // as last reported
 	reported  map[types.NamespacedName]string // last error reported for each object
 	warned    map[string]bool                 // current warnings
 	// failingNode are the reported reasons why the node cannot be programmed.
@@ -153,7 +152,6 @@ func New(o Options) *Proxy {
 		reconciler: reconcile.New(&o.Config, o.Kernel, reconcile.Periods{
 			Sync: o.SyncPeriod, Drain: o.DrainPeriod, DrainDeadline: o.DrainDeadline, RulesWatched: o.RulesWatched,
 		}),
-		depends:     map[types.NamespacedName]plan.Deps{},
 		reported:    map[types.NamespacedName]string{},
 		noLocal:     map[types.NamespacedName]plan.NoLocalEndpoints{},
 		dirty:       map[types.NamespacedName]struct{}{},
@@ -321,7 +319,7 @@ func (p *Proxy) start(ctx context.Context) {
 	p.Observer.Queued()
 	began := time.Now()
 	problems := p.programAll(ctx)
-	p.passed(ctx, began, len(p.depends), problems)
+	p.passed(ctx, began, p.reconciler.Services(), problems)
 	p.collector.started()
 }
 
@@ -346,6 +344,7 @@ func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {
 	}
 	problems := p.reconciler.Flush()
 	problems = append(problems, p.program(ctx, p.dirty)...)
+	p.shrinkDirty()
 	p.reconciler.Prune()
 	problems = append(problems, p.reconciler.Flush()...)
 	p.changed(ctx, time.Now(), &w)

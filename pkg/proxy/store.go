@@ -7,51 +7,63 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/index"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // store holds the delivered objects.
 type store struct {
-	objects     map[types.NamespacedName]*objects       // by Service
-	slices      map[types.NamespacedName]*service.Slice // by name
-	services    int                                     // objects with a Service
+	objects     index.Index[types.NamespacedName, objects] // by Service
+	slices      index.Index[types.NamespacedName, service.Slice]
+	services    int // objects with a Service
 	node        *corev1.Node
 	unreachable []string // nodes
 }
 
-// objects holds a Service, or nil if there is none, and its slices, sorted by name. The list
-// is replaced instead of changed, because drafts read it concurrently.
+// objects holds a Service, or nil if there is none, and its slices, sorted by name. It is
+// immutable in a store: drafts read the list concurrently.
 type objects struct {
 	service *service.Parsed
 	slices  []*service.Slice
 }
 
 func newStore() store {
-	return store{objects: map[types.NamespacedName]*objects{}, slices: map[types.NamespacedName]*service.Slice{}}
+	return store{
+		objects: index.OfNames((*objects).name),
+		slices:  index.OfNames(func(s *service.Slice) types.NamespacedName { return s.Name }),
+	}
+}
+
+// name returns the name of the Service.
+func (o *objects) name() types.NamespacedName {
+	if o.service != nil {
+		return o.service.Name
+	}
+	return o.slices[0].ServiceName()
 }
 
 // of returns the objects of a Service; they are not stored if there are none.
 func (s *store) of(name types.NamespacedName) *objects {
-	if o := s.objects[name]; o != nil {
+	if o := s.objects.Get(name); o != nil {
 		return o
 	}
 	return &objects{}
 }
 
-// change changes the objects of a Service.
+// change replaces the objects of a Service by a changed copy.
 func (s *store) change(name types.NamespacedName, do func(*objects)) {
-	o := s.of(name)
+	o := *s.of(name)
 	if o.service != nil {
 		s.services--
 	}
-	do(o)
+	do(&o)
 	if o.service != nil {
 		s.services++
 	}
 	if o.service == nil && len(o.slices) == 0 {
-		delete(s.objects, name)
+		s.objects.Delete(name)
 	} else {
-		s.objects[name] = o
+		s.objects.Put(&o)
 	}
 }
 
@@ -68,10 +80,10 @@ func (s *store) setSlice(slice *service.Slice) []types.NamespacedName {
 	}
 	svc := slice.ServiceName()
 	var changed []types.NamespacedName
-	if before := s.slices[name]; before != nil && before.Service != slice.Service {
+	if before := s.slices.Get(name); before != nil && before.Service != slice.Service {
 		changed = s.deleteSlice(name)
 	}
-	s.slices[name] = slice
+	s.slices.Put(slice)
 	s.change(svc, func(o *objects) {
 		at, found := find(o.slices, name)
 		if found {
@@ -85,11 +97,11 @@ func (s *store) setSlice(slice *service.Slice) []types.NamespacedName {
 }
 
 func (s *store) deleteSlice(name types.NamespacedName) []types.NamespacedName {
-	slice := s.slices[name]
+	slice := s.slices.Get(name)
 	if slice == nil {
 		return nil
 	}
-	delete(s.slices, name)
+	s.slices.Delete(name)
 	svc := slice.ServiceName()
 	s.change(svc, func(o *objects) {
 		if at, found := find(o.slices, name); found {

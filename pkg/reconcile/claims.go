@@ -25,7 +25,7 @@ var claimSets = map[plan.ClaimMode]plan.SetName{plan.ClaimPort: plan.PortVIPs, p
 // isClaimed reports whether the kernel has a claim of a VIP that matches.
 func (f *flush) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) bool {
 	return slices.ContainsFunc([]plan.ClaimMode{plan.ClaimPort, plan.ClaimRoute, plan.ClaimAddress}, func(claim plan.ClaimMode) bool {
-		v := f.vips.records.get(plan.VIP{Addr: addr, Claim: claim})
+		v := f.vips.records.Get(plan.VIP{Addr: addr, Claim: claim})
 		return v != nil && v.exists && matches(v)
 	})
 }

@@ -40,7 +40,7 @@ var clientIPSetOf = func() map[string]string {
 // masquerade internal clients at the virtual server of the address.
 func (r *Reconciler) setFoundDirty(o *ownedState) {
 	found := func(set string, entry ipset.Entry) {
-		if m := r.members.records.get(r.sets.key(plan.Member{Set: set, Entry: entry})); m != nil && m.exists {
+		if m := r.members.records.Get(r.sets.key(plan.Member{Set: set, Entry: entry})); m != nil && m.exists {
 			r.members.setDirty(m)
 		}
 	}
@@ -74,7 +74,7 @@ func (f *flush) preservesClientIP(m *member) bool {
 	for _, family := range ip.Families {
 		for _, name := range clientIPAddressSets {
 			if set == name.In(family) {
-				s := f.servers.records.get(f.addressIn(m))
+				s := f.servers.records.Get(f.addressIn(m))
 				return s != nil && f.mustChangeFirst(s)
 			}
 		}
@@ -138,7 +138,7 @@ func (f *flush) isServerKept(m *member) bool {
 	for _, family := range ip.Families {
 		for _, name := range clientIPAddressSets {
 			if set == name.In(family) {
-				s := f.servers.records.get(f.addressIn(m))
+				s := f.servers.records.Get(f.addressIn(m))
 				return s != nil && s.exists && s.wanted()
 			}
 		}
@@ -146,7 +146,7 @@ func (f *flush) isServerKept(m *member) bool {
 			if all, local := plan.NodePortSets(protocol); set == local.In(family) {
 				full := f.sets.member(m.key)
 				full.Set = all.In(family)
-				same := f.members.records.get(f.sets.key(full))
+				same := f.members.records.Get(f.sets.key(full))
 				return same != nil && same.exists && same.wanted()
 			}
 		}

@@ -117,7 +117,7 @@ func (r *Reconciler) sampleMissing(sets []uint16) bool {
 	if len(sets) == 0 {
 		return false
 	}
-	for m := range r.members.records.some(sampledSlots) {
+	for m := range r.members.records.Some(sampledSlots) {
 		i := slices.Index(sets, m.key.set)
 		if i < 0 || !m.exists {
 			continue
@@ -138,7 +138,7 @@ func (r *Reconciler) sampleMissing(sets []uint16) bool {
 // those of a large one.
 func (c *spotChecker) nextToCheck(servers *serverTable) []*server {
 	if len(c.toCheck) == 0 {
-		c.toCheck = slices.Collect(servers.records.some(sampledSlots))
+		c.toCheck = slices.Collect(servers.records.Some(sampledSlots))
 	}
 	now := c.toCheck[:min(len(c.toCheck), checkedAtOnce)]
 	if c.toCheck = c.toCheck[len(now):]; len(c.toCheck) == 0 {

@@ -191,7 +191,7 @@ func (r *Reconciler) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
 		return want, true
 	}
 	address, _ := r.addressOf(key)
-	if s := r.servers.records.get(address); s != nil && s.wanted() {
+	if s := r.servers.records.Get(address); s != nil && s.wanted() {
 		return &s.value, true
 	}
 	return nil, false

@@ -288,7 +288,7 @@ func (f *flush) lacking() (members, servers map[netip.Addr]bool) {
 // hasServer reports whether the kernel has a virtual server of a VIP.
 func (f *flush) hasServer(v *vipRecord) bool {
 	return slices.ContainsFunc(f.vips.owners(v.key), func(name types.NamespacedName) bool {
-		return slices.ContainsFunc(f.owned[name].servers, func(s *server) bool { return s.exists && s.key.Addr == v.key.Addr })
+		return slices.ContainsFunc(f.owned.Get(name).servers, func(s *server) bool { return s.exists && s.key.Addr == v.key.Addr })
 	})
 }
 
@@ -307,7 +307,7 @@ func (f *flush) vipDone(v *vipRecord) {
 // addFlowsOf adds the UDP flows to a VIP that has become local to those to delete.
 func (f *flush) addFlowsOf(v *vipRecord) {
 	for _, name := range f.vips.owners(v.key) {
-		for _, s := range f.owned[name].servers {
+		for _, s := range f.owned.Get(name).servers {
 			if s.exists && s.key.Addr == v.key.Addr && s.key.Protocol == ip.UDP {
 				f.addStaleFlows(s.key)
 			}
@@ -320,7 +320,7 @@ func (f *flush) addFlowsOf(v *vipRecord) {
 func (r *Reconciler) removed(removals []routing.Removal) int {
 	n := 0
 	for _, l := range removals {
-		v := r.vips.records.get(plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)})
+		v := r.vips.records.Get(plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)})
 		if v != nil && v.wanted() && v.exists {
 			r.vips.clearCached(v)
 			r.vips.setDirty(v)

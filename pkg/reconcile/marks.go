@@ -84,7 +84,7 @@ func (r *Reconciler) listedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 // once a member proves it to be ours, and only while its Service has precedence at the address
 // and port too.
 func (r *Reconciler) desiredServer(key ipvs.Key) (*wantedServer, bool) {
-	if s := r.servers.records.get(key); s != nil {
+	if s := r.servers.records.Get(key); s != nil {
 		return r.desiredIn(s)
 	}
 	return nil, false
@@ -113,7 +113,7 @@ func (r *Reconciler) localMember(key ipvs.Key) memberKey {
 // markOf returns the mark that the kernel gives to packets of internal clients to an address
 // and port; 0 if none.
 func (r *Reconciler) markOf(key ipvs.Key) uint32 {
-	if m := r.members.records.get(r.localMember(key)); m != nil && m.exists {
+	if m := r.members.records.Get(r.localMember(key)); m != nil && m.exists {
 		return m.cached
 	}
 	return 0

@@ -45,7 +45,7 @@ func (r *Reconciler) desiredMember(m *member) (mark uint32, desired bool) {
 // setMembersDirty makes all members dirty that the owners want for a virtual server.
 func (r *Reconciler) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
 	for _, name := range owners {
-		p := r.owned[name]
+		p := r.owned.Get(name)
 		if p == nil {
 			continue
 		}

@@ -147,7 +147,7 @@ func (f *flush) flushNode() {
 	f.flushAll(f.loopback())
 	f.detectCurrentRules()
 	if f.otherRulesServe() {
-		if len(f.owned) > 0 && !f.waitsForPrune() {
+		if f.owned.Len() > 0 && !f.waitsForPrune() {
 			f.flushAll(f.mangle()...)
 		}
 	} else {

@@ -253,7 +253,7 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 // that they are added again. Other ones are deleted like any stale address.
 func (r *Reconciler) replaceWrongScope() {
 	for addr := range r.wrongScope {
-		if v := r.vips.records.get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
+		if v := r.vips.records.Get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
 			r.vips.clearCached(v)
 		}
 	}

@@ -2,12 +2,14 @@ package reconcile
 
 import (
 	"errors"
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/index"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -27,7 +29,7 @@ type Reconciler struct {
 	cfg    *plan.Config
 	kernel Kernel
 
-	owned   map[types.NamespacedName]*ownedState
+	owned   index.Index[types.NamespacedName, ownedState] // by Service
 	servers serverTable
 	members memberTable
 	vips    vipTable
@@ -79,6 +81,7 @@ type ownedState struct {
 	servers []*server
 	members []*member
 	vips    []*vipRecord
+	deps    plan.Deps // of a Service
 }
 
 // cachedState is the cached state of the sections.
@@ -99,7 +102,7 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 	r := &Reconciler{
 		cfg:       cfg,
 		kernel:    kernel,
-		owned:     map[types.NamespacedName]*ownedState{},
+		owned:     index.OfNames(func(o *ownedState) types.NamespacedName { return o.owner.Name }),
 		servers:   newTable[ipvs.Key, wantedServer, cachedServer](hashServer),
 		members:   newTable[memberKey, uint32, uint32](hashMember),
 		vips:      newTable[plan.VIP, struct{}, struct{}](hashVIP),
@@ -156,14 +159,15 @@ func (r *Reconciler) Set(owner *Owner, desired plan.ServicePlan) error {
 }
 
 func (r *Reconciler) setDesired(owner *Owner, desired plan.ServicePlan) {
-	o := r.owned[owner.Name]
+	o := r.owned.Get(owner.Name)
 	if o == nil {
-		o = &ownedState{}
-		r.owned[owner.Name] = o
+		o = &ownedState{owner: owner}
+		r.owned.Put(o)
 	}
-	if o.owner == nil || !o.owner.Created.Equal(owner.Created) {
+	if !o.owner.Created.Equal(owner.Created) {
 		o.owner = owner
 	}
+	o.deps = desired.Deps
 	r.setServers(o, desired.VirtualServers)
 	r.setMembers(o, desired.Members)
 	if !r.pruning {
@@ -178,9 +182,23 @@ func (r *Reconciler) setDesired(owner *Owner, desired plan.ServicePlan) {
 func (r *Reconciler) Delete(name types.NamespacedName) {
 	_, _ = r.fwmarks.assign(name, nil, nil) // never fails: it requests no fwmark
 	r.retries.succeeded(name)
-	if o, ok := r.owned[name]; ok {
+	if o := r.owned.Get(name); o != nil {
 		r.setDesired(o.owner, plan.ServicePlan{})
-		delete(r.owned, name)
+		r.owned.Delete(name)
+	}
+}
+
+// Services returns the number of Services with a desired state.
+func (r *Reconciler) Services() int { return r.owned.Len() }
+
+// Dependencies returns the Services with a desired state, and the facts that it depends on.
+func (r *Reconciler) Dependencies() iter.Seq2[types.NamespacedName, plan.Deps] {
+	return func(yield func(types.NamespacedName, plan.Deps) bool) {
+		for o := range r.owned.All() {
+			if !yield(o.owner.Name, o.deps) {
+				return
+			}
+		}
 	}
 }
 
@@ -263,7 +281,7 @@ func (r *Reconciler) clearCachedRealServer(s *server, dest netip.AddrPort) {
 
 // cachedServer returns the virtual server in the kernel; nil if there is none.
 func (r *Reconciler) cachedServer(key ipvs.Key) *cachedServer {
-	if s := r.servers.records.get(key); s != nil && s.exists {
+	if s := r.servers.records.Get(key); s != nil && s.exists {
 		return &s.cached
 	}
 	return nil

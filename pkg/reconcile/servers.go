@@ -147,7 +147,7 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 			continue
 		}
 		seen[c.Key] = true
-		s := f.servers.records.get(c.Key)
+		s := f.servers.records.Get(c.Key)
 		if s == nil {
 			continue // deleted
 		}

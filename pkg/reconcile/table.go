@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/index"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
@@ -65,7 +66,7 @@ func (r *record[K, W, C]) wanted() bool { return r.owner != nil }
 // table holds one kind of object by key. Several owners may want the same key. A set member
 // or VIP is shared by them; a virtual server goes to the owner with precedence.
 type table[K comparable, W, C any] struct {
-	records index[K, W, C]
+	records index.Index[K, record[K, W, C]]
 	losers  map[K][]want[W] // of keys that several owners want, without the winner; sorted
 	// counted, if not nil, is called with 1 when a key gets its first owner, and with -1
 	// when it loses its last one.
@@ -88,35 +89,35 @@ type table[K comparable, W, C any] struct {
 
 func newTable[K comparable, W, C any](hash func(K) uint64) table[K, W, C] {
 	return table[K, W, C]{
-		records: newIndex[K, W, C](hash), losers: map[K][]want[W]{}, stuck: map[K]*record[K, W, C]{},
+		records: index.New(hash, func(r *record[K, W, C]) K { return r.key }), losers: map[K][]want[W]{}, stuck: map[K]*record[K, W, C]{},
 	}
 }
 
 // get returns the record of a key, a new one if necessary.
 func (t *table[K, W, C]) get(key K) *record[K, W, C] {
-	r := t.records.get(key)
+	r := t.records.Get(key)
 	if r == nil {
 		r = &record[K, W, C]{key: key}
-		t.records.add(r)
+		t.records.Put(r)
 	}
 	return r
 }
 
 // wanted reports whether any owner wants a key.
 func (t *table[K, W, C]) wanted(key K) bool {
-	r := t.records.get(key)
+	r := t.records.Get(key)
 	return r != nil && r.wanted()
 }
 
 // exists reports whether the kernel has a key, as far as is known.
 func (t *table[K, W, C]) exists(key K) bool {
-	r := t.records.get(key)
+	r := t.records.Get(key)
 	return r != nil && r.exists
 }
 
 // isDirty reports whether a key is dirty.
 func (t *table[K, W, C]) isDirty(key K) bool {
-	r := t.records.get(key)
+	r := t.records.Get(key)
 	return r != nil && r.dirty
 }
 
@@ -130,7 +131,9 @@ func (t *table[K, W, C]) release(r *record[K, W, C]) {
 		t.idle = append(t.idle, r)
 		return
 	}
-	t.records.remove(r)
+	if t.records.Get(r.key) == r {
+		t.records.Delete(r.key)
+	}
 }
 
 // setDirty makes a record dirty.
@@ -145,7 +148,7 @@ func (t *table[K, W, C]) setDirty(r *record[K, W, C]) {
 
 // setKeyDirty makes a key dirty, if it has a record.
 func (t *table[K, W, C]) setKeyDirty(key K) {
-	if r := t.records.get(key); r != nil {
+	if r := t.records.Get(key); r != nil {
 		t.setDirty(r)
 	}
 }
@@ -187,7 +190,7 @@ func (t *table[K, W, C]) allDirty() iter.Seq[*record[K, W, C]] {
 // the iteration.
 func (t *table[K, W, C]) allExisting() iter.Seq[*record[K, W, C]] {
 	return func(yield func(*record[K, W, C]) bool) {
-		for r := range t.records.all() {
+		for r := range t.records.All() {
 			if r.exists && !yield(r) {
 				return
 			}
@@ -197,14 +200,14 @@ func (t *table[K, W, C]) allExisting() iter.Seq[*record[K, W, C]] {
 
 // list returns all records. It is a snapshot that stays valid while the kernel is read.
 func (t *table[K, W, C]) list() []*record[K, W, C] {
-	out := make([]*record[K, W, C], 0, t.records.count)
-	for r := range t.records.all() {
+	out := make([]*record[K, W, C], 0, t.records.Len())
+	for r := range t.records.All() {
 		out = append(out, r)
 	}
 	return out
 }
 
-// reusableSize is the capacity up to which an empty queue or index keeps its memory. It is
+// reusableSize is the capacity up to which an empty queue keeps its memory. It is
 // about the number of keys that one batch of Services makes dirty at startup.
 const reusableSize = 1024
 
@@ -311,7 +314,7 @@ func (t *table[K, W, C]) wantOf(r *record[K, W, C], name types.NamespacedName) (
 // winner returns the owner with precedence. It returns the zero name for the node and for a
 // key without an owner.
 func (t *table[K, W, C]) winner(key K) types.NamespacedName {
-	if r := t.records.get(key); r != nil && r.wanted() {
+	if r := t.records.Get(key); r != nil && r.wanted() {
 		return r.owner.Name
 	}
 	return nodeOwner.Name
@@ -319,7 +322,7 @@ func (t *table[K, W, C]) winner(key K) types.NamespacedName {
 
 // owners returns all Services that want a key, the winner first. The node is not listed.
 func (t *table[K, W, C]) owners(key K) []types.NamespacedName {
-	r := t.records.get(key)
+	r := t.records.Get(key)
 	if r == nil || !r.wanted() {
 		return nil
 	}
@@ -377,7 +380,7 @@ func (t *table[K, W, C]) endObserve() {
 	idle := t.idle
 	t.observing, t.written, t.idle = false, nil, nil
 	for _, r := range idle {
-		if t.records.get(r.key) == r {
+		if t.records.Get(r.key) == r {
 			t.release(r)
 		}
 	}

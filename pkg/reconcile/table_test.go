@@ -23,7 +23,7 @@ func (l *letters) set(key string, o *Owner, value int) { l.put(l.get(key), o, 0,
 
 // want returns the desired value of a key; 0 if there is none.
 func (l *letters) want(key string) int {
-	if r := l.records.get(key); r != nil {
+	if r := l.records.Get(key); r != nil {
 		return r.value
 	}
 	return 0
@@ -42,7 +42,7 @@ func (l *letters) dirty() (keys []string) {
 func checkTable[K comparable, W, C any](t testing.TB, table *table[K, W, C]) {
 	t.Helper()
 	held, dirty := 0, 0
-	for r := range table.records.all() {
+	for r := range table.records.All() {
 		key := r.key
 		if r.exists {
 			held++
@@ -50,7 +50,7 @@ func checkTable[K comparable, W, C any](t testing.TB, table *table[K, W, C]) {
 		if r.dirty {
 			dirty++
 		}
-		if table.records.get(key) != r || len(table.losers[key]) > 0 && !r.wanted() {
+		if table.records.Get(key) != r || len(table.losers[key]) > 0 && !r.wanted() {
 			t.Errorf("record %v under key %v", r, key)
 		}
 		if !r.wanted() && !r.exists && !r.dirty && table.stuck[key] == nil && !table.observing {
@@ -60,7 +60,7 @@ func checkTable[K comparable, W, C any](t testing.TB, table *table[K, W, C]) {
 	queued := 0
 	for r := range table.allDirty() {
 		queued++
-		if table.records.get(r.key) != r {
+		if table.records.Get(r.key) != r {
 			t.Errorf("%v is dirty and has no record", r.key)
 		}
 	}
@@ -68,12 +68,12 @@ func checkTable[K comparable, W, C any](t testing.TB, table *table[K, W, C]) {
 		t.Errorf("%d records counted, there are %d; %d are dirty, %d of them queued", table.existing, held, dirty, queued)
 	}
 	for key, r := range table.stuck {
-		if table.records.get(key) != r || r.dirty {
+		if table.records.Get(key) != r || r.dirty {
 			t.Errorf("%v is stuck, and dirty or without a record", key)
 		}
 	}
 	for key, list := range table.losers {
-		if all := append([]want[W]{table.records.get(key).want}, list...); !slices.IsSortedFunc(all, func(a, b want[W]) int {
+		if all := append([]want[W]{table.records.Get(key).want}, list...); !slices.IsSortedFunc(all, func(a, b want[W]) int {
 			if a.before(b) {
 				return -1
 			}
@@ -103,7 +103,7 @@ func TestTableOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
 	}
 	l.drop(l.get("key"), young)
 	l.setClean(l.get("key"))
-	if l.records.count+len(l.losers) != 0 {
+	if l.records.Len()+len(l.losers) != 0 {
 		t.Error("a key without an owner is still in the table")
 	}
 }
@@ -183,7 +183,7 @@ func TestTableKeepsWrittenRecordsWhileObserving(t *testing.T) {
 		t.Error("the deletion is forgotten")
 	}
 	l.endObserve()
-	if l.records.count != 0 || r.written {
+	if l.records.Len() != 0 || r.written {
 		t.Error("the record is kept after the resync")
 	}
 }
@@ -193,7 +193,7 @@ func TestTableReplacesWhatAnOwnerWants(t *testing.T) {
 	o := owner("a", 1)
 	list := []entry[string, int]{{key: "b", value: 1}, {key: "c", value: 1}, {key: "c", value: 1}}
 	set := func(old []*record[string, int, int], want []entry[string, int]) []*record[string, int, int] {
-		for r := range l.records.all() {
+		for r := range l.records.All() {
 			l.setClean(r)
 		}
 		return l.replace(o, old, len(want), func(i int) entry[string, int] { return want[i] }, func(a, b int) bool { return a == b })

@@ -57,11 +57,11 @@ func (s *store[T]) wait() {
 // decide deletes the missing objects, unless the list has no object but the API server's own.
 func (s *store[T]) decide() {
 	lost := 0
-	for name := range s.known {
-		if _, missing := s.guard.missing[name]; !missing && !isOwn(name) {
+	for k := range s.known.All() {
+		if _, missing := s.guard.missing[k.name]; !missing && !isOwn(k.name) {
 			s.release()
 			return
-		} else if missing && !isOwn(name) {
+		} else if missing && !isOwn(k.name) {
 			lost++
 		}
 	}

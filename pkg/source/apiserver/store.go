@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/index"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
@@ -33,7 +34,7 @@ type store[T object] struct {
 	remove func(types.NamespacedName)
 	synced chan struct{} // closed after the first list
 	first  sync.Once
-	known  map[types.NamespacedName]known
+	known  index.Index[types.NamespacedName, known]
 	guard  guard
 	// pods, if not nil, returns the endpoints of an object to remember.
 	pods func(T) []pod
@@ -42,6 +43,7 @@ type store[T object] struct {
 // known is what the store remembers of an object: enough to detect whether another list
 // has it unchanged.
 type known struct {
+	name    types.NamespacedName
 	version uint64
 	pods    []pod // see unreachableNodes
 }
@@ -62,7 +64,7 @@ func versionOf(o metav1.Object) uint64 {
 func newStore[T object](mu *sync.Mutex, logger klog.Logger, set func(T), remove func(types.NamespacedName)) *store[T] {
 	return &store[T]{
 		mu: mu, logger: logger, set: set, remove: remove,
-		synced: make(chan struct{}), known: map[types.NamespacedName]known{},
+		synced: make(chan struct{}), known: index.OfNames(func(k *known) types.NamespacedName { return k.name }),
 	}
 }
 
@@ -88,11 +90,11 @@ func (s *store[T]) put(o T) {
 	name := nameOf(o)
 	delete(s.guard.missing, name)
 	s.set(o)
-	k := known{version: versionOf(o)}
+	k := &known{name: name, version: versionOf(o)}
 	if s.pods != nil {
 		k.pods = s.pods(o)
 	}
-	s.known[name] = k
+	s.known.Put(k)
 }
 
 func (s *store[T]) Delete(obj any) error {
@@ -107,7 +109,7 @@ func (s *store[T]) Delete(obj any) error {
 }
 
 func (s *store[T]) drop(name types.NamespacedName) {
-	delete(s.known, name)
+	s.known.Delete(name)
 	delete(s.guard.missing, name)
 	s.remove(name)
 }
@@ -137,7 +139,7 @@ func (s *store[T]) listed(o T) *listedName {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name := nameOf(o)
-	if was, known := s.known[name]; !known || was.version != versionOf(o) {
+	if was := s.known.Get(name); was == nil || was.version != versionOf(o) {
 		s.put(o)
 	}
 	return &listedName{name}
@@ -149,9 +151,9 @@ func (s *store[T]) listed(o T) *listedName {
 func (s *store[T]) Replace(list []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	missing := make(map[types.NamespacedName]struct{}, len(s.known))
-	for name := range s.known {
-		missing[name] = struct{}{}
+	missing := make(map[types.NamespacedName]struct{}, s.known.Len())
+	for k := range s.known.All() {
+		missing[k.name] = struct{}{}
 	}
 	for _, obj := range list {
 		o, ok := obj.(*listedName)

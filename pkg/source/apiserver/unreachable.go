@@ -67,8 +67,7 @@ func (s *Source) unreachableNodes(slices *store[*discoveryv1.EndpointSlice], sin
 	slices.pods = podsOf
 	deliver := slices.set
 	slices.set = func(slice *discoveryv1.EndpointSlice) {
-		was, known := slices.known[nameOf(slice)]
-		u.see(was.pods, known, slice)
+		u.see(slices.known.Get(nameOf(slice)), slice)
 		deliver(slice)
 	}
 	return u
@@ -111,7 +110,7 @@ func hashOf(addresses []string) uint64 {
 // terminating does not make its node a suspect. The initial list has no previous version:
 // there, every endpoint that is not ready counts, because its node may have died before. The
 // caller holds the lock, here and below, except in run and check.
-func (l *unreachableNodes) see(was []pod, known bool, is *discoveryv1.EndpointSlice) {
+func (l *unreachableNodes) see(was *known, is *discoveryv1.EndpointSlice) {
 	for i := range is.Endpoints {
 		e := &is.Endpoints[i]
 		switch {
@@ -119,7 +118,7 @@ func (l *unreachableNodes) see(was []pod, known bool, is *discoveryv1.EndpointSl
 		case isReady(e):
 			l.clear(*e.NodeName)
 		case ptr.Deref(e.Conditions.Terminating, false):
-		case !known && !l.begun, known && wasReady(was, e):
+		case was == nil && !l.begun, was != nil && wasReady(was.pods, e):
 			l.suspect(*e.NodeName)
 		}
 	}
@@ -209,7 +208,7 @@ func (l *unreachableNodes) due(now time.Time) []string {
 func (l *unreachableNodes) nodes() (ready, present map[string]bool) {
 	ready, present = map[string]bool{}, map[string]bool{}
 	none := unique.Make("")
-	for _, slice := range l.slices.known {
+	for slice := range l.slices.known.All() {
 		for _, p := range slice.pods {
 			if p.node == none {
 				continue

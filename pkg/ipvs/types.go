@@ -15,10 +15,10 @@ import (
 // Key identifies a virtual server as the kernel does: by protocol, address
 // and port, or by fwmark and family.
 type Key struct {
-	Protocol ip.Protocol // 0 with FWMark
 	Addr     netip.Addr  // with FWMark: the unspecified address of the family
-	Port     uint16      // 0 with FWMark
 	FWMark   uint32      // the packet's whole mark; 0 for an address key
+	Port     uint16      // 0 with FWMark
+	Protocol ip.Protocol // 0 with FWMark
 }
 
 // Family returns the family of the virtual server.

@@ -181,7 +181,7 @@ func (r *Reconciler) mayDelete(key ipvs.Key) bool {
 		return true
 	}
 	want, desired := r.desiredServer(key)
-	return !desired || ipvs.Hashes(want.Scheduler)
+	return !desired || ipvs.Hashes(want.settings.Value().Scheduler)
 }
 
 // desiredForDraining returns the desired virtual server that lists the endpoints of key's

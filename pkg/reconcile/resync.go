@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"time"
+	"unique"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -268,7 +269,7 @@ func (d *resync) compareMember(m *member) {
 
 func (d *resync) takeServer(key ipvs.Key, is ipvs.Service) {
 	s := d.servers.get(key)
-	if s.written || s.exists && s.cached.VirtualServer == is.VirtualServer && s.cached.equals(is.RealServers) {
+	if s.written || s.exists && s.cached.settings == unique.Make(is.VirtualServer) && s.cached.equals(is.RealServers) {
 		s.cached.place = is.Place
 		return
 	}

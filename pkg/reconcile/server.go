@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"unique"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -12,9 +13,12 @@ import (
 // wantedServer is a virtual server that a Service wants. It is immutable once it is in a
 // table.
 type wantedServer struct {
-	ipvs.VirtualServer
+	settings
 	endpoints []endpoint // sorted by address and port
 }
+
+// settings are the settings of a virtual server. Many virtual servers share few of them.
+type settings = unique.Handle[ipvs.VirtualServer]
 
 // endpoint is an endpoint of a desired virtual server, or a real server in the kernel.
 type endpoint = plan.Endpoint
@@ -22,7 +26,7 @@ type endpoint = plan.Endpoint
 // cachedServer is a virtual server in the kernel, as far as is known. Its real servers are
 // sorted by address and port.
 type cachedServer struct {
-	ipvs.VirtualServer
+	settings
 	reals  []endpoint
 	shared bool   // reals is also the list of the desired state: copy it before a change
 	place  uint32 // see ipvs.Service, kept when the virtual server is deleted
@@ -40,13 +44,13 @@ func newEndpoint(dest netip.AddrPort, rs ipvs.RealServer) endpoint {
 // it shares the list.
 func newWanted(vs *plan.VirtualServer, shared []endpoint) wantedServer {
 	if slices.Equal(vs.Endpoints, shared) {
-		return wantedServer{vs.VirtualServer, shared}
+		return wantedServer{unique.Make(vs.VirtualServer), shared}
 	}
-	return wantedServer{vs.VirtualServer, vs.Endpoints}
+	return wantedServer{unique.Make(vs.VirtualServer), vs.Endpoints}
 }
 
 func sameWanted(a, b wantedServer) bool {
-	return a.VirtualServer == b.VirtualServer && slices.Equal(a.endpoints, b.endpoints)
+	return a.settings == b.settings && slices.Equal(a.endpoints, b.endpoints)
 }
 
 // is reports whether an address and port has any of the given flags.
@@ -57,7 +61,7 @@ func (w *wantedServer) is(dest netip.AddrPort, any plan.EndpointFlags) bool {
 
 // newCached converts an observed virtual server.
 func newCached(s ipvs.Service) cachedServer {
-	a := cachedServer{VirtualServer: s.VirtualServer, place: s.Place}
+	a := cachedServer{settings: unique.Make(s.VirtualServer), place: s.Place}
 	if len(s.RealServers) == 0 {
 		return a
 	}
@@ -146,11 +150,11 @@ func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Cha
 	var reals []endpoint
 	if have == nil {
 		adds = make([]ipvs.Change, 0, 1+len(want.endpoints))
-		adds = append(adds, ipvs.Change{Op: ipvs.AddVirtualServer, Key: key, VirtualServer: want.VirtualServer})
+		adds = append(adds, ipvs.Change{Op: ipvs.AddVirtualServer, Key: key, VirtualServer: want.settings.Value()})
 	} else {
 		reals = have.reals
-		if have.VirtualServer != want.VirtualServer {
-			updates = append(updates, ipvs.Change{Op: ipvs.UpdateVirtualServer, Key: key, VirtualServer: want.VirtualServer})
+		if have.settings != want.settings {
+			updates = append(updates, ipvs.Change{Op: ipvs.UpdateVirtualServer, Key: key, VirtualServer: want.settings.Value()})
 		}
 	}
 	i := 0

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"unique"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -65,7 +66,7 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 		for _, c := range changes {
 			switch c.Op {
 			case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
-				have.VirtualServer = c.VirtualServer
+				have.settings = unique.Make(c.VirtualServer)
 			case ipvs.AddRealServer, ipvs.UpdateRealServer:
 				if c.Op == ipvs.AddRealServer == have.has(c.Dest) {
 					t.Fatalf("%s of a real server that is there or not", c)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"unique"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -71,7 +72,7 @@ func (f *flush) serverChanges(s *server, want *wantedServer) []ipvs.Change {
 		have = &s.cached
 	}
 	all := diffServer(s.key, have, want)
-	orderAdditions(f.cfg.NodeName, s.key, want.Scheduler, all)
+	orderAdditions(f.cfg.NodeName, s.key, want.settings.Value().Scheduler, all)
 	address, _ := f.addressOf(s.key)
 	changes := all[:0]
 	for _, c := range all {
@@ -165,7 +166,7 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 // upToDate reports whether the kernel has a virtual server exactly as desired, apart from
 // draining real servers. It is cheaper than listing the differences.
 func (f *flush) upToDate(s *server, want *wantedServer) bool {
-	if !s.exists || s.cached.VirtualServer != want.VirtualServer {
+	if !s.exists || s.cached.settings != want.settings {
 		return false
 	}
 	reals, i, unwanted := s.cached.reals, 0, len(s.cached.reals)
@@ -197,7 +198,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
 		delete(f.unsure, c.Key)
 		is := s.cached
-		is.VirtualServer = c.VirtualServer
+		is.settings = unique.Make(c.VirtualServer)
 		f.setCachedServer(s, is)
 	case ipvs.DeleteVirtualServer:
 		delete(f.unsure, c.Key)

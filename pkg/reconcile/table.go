@@ -49,15 +49,28 @@ func (w want[W]) before(o want[W]) bool {
 
 // record holds what the owners want of one object, and its cached state. It is dirty while
 // the kernel may not have the desired value.
+//
+// There is a record for each virtual server, set member and VIP. The order of the fields avoids
+// padding.
 type record[K comparable, W, C any] struct {
-	key     K
-	want[W]      // of the owner with precedence; the owner is nil if none wants the key
-	cached  C    // the value in the kernel, if exists
-	exists  bool // in the kernel, as far as is known
-	dirty   bool
-	queued  bool // in table.queue
-	written bool // in table.written
-	round   uint32
+	key        K
+	owner      *Owner // the one with precedence; nil if none wants the key
+	value      W      // what the owner wants
+	cached     C      // the value in the kernel, if exists
+	precedence plan.Precedence
+	exists     bool // in the kernel, as far as is known
+	dirty      bool
+	queued     bool // in table.queue
+	written    bool // in table.written
+	kept       bool // see replaceAll
+}
+
+// winner returns what the owner with precedence wants.
+func (r *record[K, W, C]) winner() want[W] { return want[W]{r.owner, r.precedence, r.value} }
+
+// setWinner sets what the owner with precedence wants.
+func (r *record[K, W, C]) setWinner(w want[W]) {
+	r.owner, r.precedence, r.value = w.owner, w.precedence, w.value
 }
 
 // wanted reports whether any owner wants the object.
@@ -84,7 +97,6 @@ type table[K comparable, W, C any] struct {
 	observing bool
 	written   []*record[K, W, C]
 	idle      []*record[K, W, C]
-	round     uint32 // number of the last replaceAll
 }
 
 func newTable[K comparable, W, C any](hash func(K) uint64) table[K, W, C] {
@@ -239,12 +251,12 @@ func (t *table[K, W, C]) put(r *record[K, W, C], owner *Owner, precedence plan.P
 	put := want[W]{owner, precedence, value}
 	switch {
 	case !r.wanted():
-		r.want = put
+		r.setWinner(put)
 		if t.counted != nil {
 			t.counted(r.key, 1)
 		}
 	case r.owner.Name == owner.Name && len(t.losers[r.key]) == 0:
-		r.want = put
+		r.setWinner(put)
 	default:
 		list := t.without(r, owner)
 		at, _ := slices.BinarySearchFunc(list, put, func(w, put want[W]) int {
@@ -278,15 +290,15 @@ func (t *table[K, W, C]) allWants(r *record[K, W, C]) []want[W] {
 	if !r.wanted() {
 		return nil
 	}
-	return append([]want[W]{r.want}, t.losers[r.key]...)
+	return append([]want[W]{r.winner()}, t.losers[r.key]...)
 }
 
 // setWants replaces all values of a key. list is sorted.
 func (t *table[K, W, C]) setWants(r *record[K, W, C], list []want[W]) {
 	if len(list) == 0 {
-		r.want = want[W]{}
+		r.setWinner(want[W]{})
 	} else {
-		r.want = list[0]
+		r.setWinner(list[0])
 	}
 	if len(list) > 1 {
 		t.losers[r.key] = slices.Clone(list[1:])
@@ -301,7 +313,7 @@ func (t *table[K, W, C]) wantOf(r *record[K, W, C], name types.NamespacedName) (
 		return want[W]{}, false
 	}
 	if r.owner.Name == name {
-		return r.want, true
+		return r.winner(), true
 	}
 	for _, w := range t.losers[r.key] {
 		if w.owner.Name == name {
@@ -400,8 +412,6 @@ func replaceAll[K comparable, W, C any](
 	t *table[K, W, C], owner *Owner, old []*record[K, W, C], n int, entryOf func(i int) entry[K, W],
 	same func(a, b W) bool, put func(*record[K, W, C], entry[K, W]), drop func(*record[K, W, C]),
 ) []*record[K, W, C] {
-	t.round++
-	round := t.round
 	var records []*record[K, W, C]
 	if n > 0 {
 		records = make([]*record[K, W, C], 0, n)
@@ -412,15 +422,18 @@ func replaceAll[K comparable, W, C any](
 		if was, wanted := t.wantOf(r, owner.Name); !wanted || was.precedence != e.precedence || !was.owner.Created.Equal(owner.Created) || !same(was.value, e.value) {
 			put(r, e)
 		}
-		if r.round != round {
-			r.round = round
+		if !r.kept {
+			r.kept = true
 			records = append(records, r)
 		}
 	}
 	for _, r := range old {
-		if r.round != round {
+		if !r.kept {
 			drop(r)
 		}
+	}
+	for _, r := range records {
+		r.kept = false
 	}
 	return records
 }

@@ -73,7 +73,7 @@ func checkTable[K comparable, W, C any](t testing.TB, table *table[K, W, C]) {
 		}
 	}
 	for key, list := range table.losers {
-		if all := append([]want[W]{table.records.Get(key).want}, list...); !slices.IsSortedFunc(all, func(a, b want[W]) int {
+		if all := append([]want[W]{table.records.Get(key).winner()}, list...); !slices.IsSortedFunc(all, func(a, b want[W]) int {
 			if a.before(b) {
 				return -1
 			}

@@ -165,7 +165,7 @@ func (p *Proxy) HealthCheckRefused(name types.NamespacedName, address string, er
 }
 
 func serviceRef(svc *service.Parsed) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Name.Namespace, Name: svc.Name.Name, UID: svc.UID}
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Name.Namespace, Name: svc.Name.Name, UID: svc.UID()}
 }
 
 // isNew reports whether an error differs from the last one about the same object, and

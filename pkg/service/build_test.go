@@ -576,3 +576,16 @@ func TestSelectors(t *testing.T) {
 		t.Errorf("EndpointSlices: %s, want %s", got, want)
 	}
 }
+
+// TestUIDIsKept passes UIDs through the compact form of a Service.
+func TestUIDIsKept(t *testing.T) {
+	for _, uid := range []types.UID{
+		"0b9b8b6e-6c0e-4a53-9d0a-0f8f5d1f0d5e", "0B9B8B6E-6C0E-4A53-9D0A-0F8F5D1F0D5E", "00000000-0000-0000-0000-000000000000",
+		"0b9b8b6e6c0e4a539d0a0f8f5d1f0d5e", "another form", "",
+	} {
+		p := Parse(&corev1.Service{ObjectMeta: metav1.ObjectMeta{UID: uid}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}})
+		if s, err := p.With(nil); err != nil || p.UID() != uid || s.UID != uid {
+			t.Errorf("UID %q is %q, in the model %q (%v)", uid, p.UID(), s.UID, err)
+		}
+	}
+}

@@ -17,9 +17,8 @@ type conditions struct{ ready, serving, terminating bool }
 // unknown, which counts as true for ready and serving, and as false for terminating.
 func newSliceEndpoint(e *discoveryv1.Endpoint, addr netip.Addr) sliceEndpoint {
 	out := sliceEndpoint{
-		addr: addr,
-		node: unique.Make(deref(e.NodeName, "")),
-		zone: unique.Make(deref(e.Zone, "")),
+		addr:  addr,
+		place: unique.Make(place{deref(e.NodeName, ""), deref(e.Zone, "")}),
 		conditions: conditions{
 			ready:       deref(e.Conditions.Ready, true),
 			serving:     deref(e.Conditions.Serving, true),
@@ -44,10 +43,11 @@ func newSliceEndpoint(e *discoveryv1.Endpoint, addr netip.Addr) sliceEndpoint {
 
 // endpoint returns the endpoint with a port.
 func (e *sliceEndpoint) endpoint(port uint16) Endpoint {
+	at := e.place.Value()
 	return Endpoint{
 		Addr:        netip.AddrPortFrom(e.addr, port),
-		Node:        e.node.Value(),
-		Zone:        e.zone.Value(),
+		Node:        at.node,
+		Zone:        at.zone,
 		Hints:       e.hints,
 		Ready:       e.ready,
 		Serving:     e.serving,

@@ -1,10 +1,12 @@
 package service
 
 import (
+	"encoding/hex"
 	"errors"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 	"unique"
 
@@ -19,13 +21,13 @@ import (
 // fields that are read, in a third of the memory of the API object.
 type Parsed struct {
 	Name types.NamespacedName
-	UID  types.UID
 
-	proxied    bool
-	created    time.Time
+	uid        uuid  // zero if the UID has another form; then it is in rest
+	created    int64 // seconds since 1970
 	clusterIPs []netip.Addr
 	ports      []parsedPort
 	rest       *fields // nil if all other fields have their zero value
+	proxied    bool
 }
 
 type parsedPort struct {
@@ -44,17 +46,21 @@ type fields struct {
 
 // Parse parses a Service. It does not keep a reference to svc.
 func Parse(svc *corev1.Service) *Parsed {
-	p := &Parsed{Name: nameOf(svc), UID: svc.UID, proxied: Proxied(svc)}
+	id, isUUID := parseUUID(svc.UID)
+	p := &Parsed{Name: nameOf(svc), uid: id, proxied: Proxied(svc)}
 	if !p.proxied {
 		return p
 	}
 	f := build(svc)
-	p.created, p.clusterIPs = f.Created, slices.Clip(f.ClusterIPs)
+	if isUUID {
+		f.UID = ""
+	}
+	p.created, p.clusterIPs = f.Created.Unix(), slices.Clip(f.ClusterIPs)
 	p.ports = make([]parsedPort, len(f.Ports))
 	for i, port := range f.Ports {
 		p.ports[i] = parsedPort{unique.Make(port.Name), port.Protocol, port.Port, port.NodePort}
 	}
-	f.Name, f.UID, f.Created, f.ClusterIPs, f.Ports = types.NamespacedName{}, "", time.Time{}, nil, nil
+	f.Name, f.Created, f.ClusterIPs, f.Ports = types.NamespacedName{}, time.Time{}, nil, nil
 	if !reflect.ValueOf(f).Elem().IsZero() {
 		p.rest = f
 	}
@@ -63,6 +69,41 @@ func Parse(svc *corev1.Service) *Parsed {
 
 // Proxied reports whether the Service gets virtual servers; see the function Proxied.
 func (p *Parsed) Proxied() bool { return p.proxied }
+
+// UID returns the Service's UID. If it is in no usual form, it is known only of a Service that
+// is proxied.
+func (p *Parsed) UID() types.UID {
+	switch {
+	case p.uid != (uuid{}):
+		return p.uid.UID()
+	case p.rest != nil:
+		return p.rest.UID
+	}
+	return ""
+}
+
+// uuid is the usual form of a UID, in 16 bytes instead of 64 for the text.
+type uuid [16]byte
+
+// parseUUID returns false if the UID has another form than that of UID.
+func parseUUID(uid types.UID) (id uuid, ok bool) {
+	b, err := hex.DecodeString(strings.ReplaceAll(string(uid), "-", ""))
+	if err != nil || len(b) != len(id) || uuid(b) == (uuid{}) || uuid(b).UID() != uid {
+		return uuid{}, false
+	}
+	return uuid(b), true
+}
+
+func (id uuid) UID() types.UID {
+	text := make([]byte, 0, 36)
+	for i, part := range [][]byte{id[:4], id[4:6], id[6:8], id[8:10], id[10:]} {
+		if i > 0 {
+			text = append(text, '-')
+		}
+		text = hex.AppendEncode(text, part)
+	}
+	return types.UID(text)
+}
 
 // Ports returns the number of ports.
 func (p *Parsed) Ports() int { return len(p.ports) }
@@ -79,7 +120,7 @@ func (p *Parsed) With(endpointSlices []*Slice) (Service, error) {
 	if p.rest != nil {
 		f = *p.rest
 	}
-	f.Name, f.UID, f.Created, f.ClusterIPs = p.Name, p.UID, p.created, p.clusterIPs
+	f.Name, f.UID, f.Created, f.ClusterIPs = p.Name, p.UID(), time.Unix(p.created, 0), p.clusterIPs
 	if len(p.ports) > 0 {
 		f.Ports = make([]Port, len(p.ports))
 	}

@@ -39,12 +39,14 @@ type slicePort struct {
 	number   uint16
 }
 
-// sliceEndpoint is an endpoint without its port. Node and zone names are interned,
-// because many slices share few of them.
+// place is where an endpoint runs. Many endpoints share few places.
+type place struct{ node, zone string }
+
+// sliceEndpoint is an endpoint without its port.
 type sliceEndpoint struct {
-	addr       netip.Addr
-	node, zone unique.Handle[string]
-	hints      *Hints
+	addr  netip.Addr
+	place unique.Handle[place]
+	hints *Hints
 	conditions
 }
 
@@ -64,6 +66,9 @@ func ParseSlice(slice *discoveryv1.EndpointSlice) *Slice {
 	}
 	s := parseSlice(slice)
 	s.Service = svc.Name
+	if strings.HasPrefix(s.Name.Name, svc.Name) { // as its controller names it
+		s.Service = s.Name.Name[:len(svc.Name)] // shares the bytes
+	}
 	if at, err := time.Parse(time.RFC3339Nano, slice.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
 		s.Trigger = at.UnixNano()
 	}

@@ -30,6 +30,13 @@ func NewFake() *Fake {
 	return f
 }
 
+// Clone returns a Fake with the same entries, and without hooks.
+func (f *Fake) Clone() *Fake {
+	out := NewFake()
+	out.Add(f.Entries()...)
+	return out
+}
+
 // Add adds entries to the table, as packets would.
 func (f *Fake) Add(entries ...Entry) {
 	k := &f.kernel

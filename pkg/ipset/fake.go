@@ -31,6 +31,20 @@ func NewFake() *Fake {
 	return f
 }
 
+// Clone returns a Fake with the same sets, and without hooks.
+func (f *Fake) Clone() *Fake {
+	out := NewFake()
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name, set := range k.sets {
+		set.Entries = maps.Clone(set.Entries)
+		out.kernel.sets[name] = set
+	}
+	maps.Copy(out.kernel.references, k.references)
+	return out
+}
+
 // Dump returns all sets as text; see State.String.
 func (f *Fake) Dump() string {
 	k := &f.kernel

@@ -45,6 +45,21 @@ func NewFake() *Fake {
 	return f
 }
 
+// Clone returns a Fake with the same virtual servers, and without hooks.
+func (f *Fake) Clone() *Fake {
+	out := NewFake()
+	out.Schedulers = slices.Clone(f.Schedulers)
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for key, service := range k.vs {
+		service.dests = maps.Clone(service.dests)
+		out.kernel.vs[key] = service
+	}
+	out.kernel.ipv4Count, out.kernel.added, out.kernel.limits = k.ipv4Count, k.added, k.limits
+	return out
+}
+
 // Dump returns the state as text; see State.String.
 func (f *Fake) Dump() string {
 	k := &f.kernel

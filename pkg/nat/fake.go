@@ -52,6 +52,14 @@ func NewFake(family ip.Family) *Fake {
 	return &Fake{engine: engine{family: family, watched: true}, rules: rules}
 }
 
+// Clone returns a Fake with the same rules, and without hooks. It has no memory of former calls of
+// Apply and Observe, like a new process.
+func (f *Fake) Clone() *Fake {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &Fake{engine: engine{family: f.engine.family, watched: true}, rules: maps.Clone(f.rules)} // a table is replaced, not changed
+}
+
 // Omits is like IPTables.Omits.
 func (f *Fake) Omits() bool { return f.engine.omits.Load() }
 

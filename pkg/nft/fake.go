@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -17,6 +18,13 @@ type FakeLoopback struct {
 
 // NewFakeLoopback returns a FakeLoopback without rules.
 func NewFakeLoopback() *FakeLoopback { return &FakeLoopback{state: Loopback{}} }
+
+// Clone returns a FakeLoopback with the same rules, and without hooks.
+func (f *FakeLoopback) Clone() *FakeLoopback {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &FakeLoopback{state: f.state.clone()}
+}
 
 // Observe is like LoopbackRules.Observe.
 func (f *FakeLoopback) Observe() (Loopback, error) {
@@ -69,6 +77,13 @@ func NewFakeKubeProxy(families ...ip.Family) *FakeKubeProxy {
 	f := &FakeKubeProxy{state: KubeProxy{}}
 	f.Create(families...)
 	return f
+}
+
+// Clone returns a FakeKubeProxy with the same tables, and without hooks.
+func (f *FakeKubeProxy) Clone() *FakeKubeProxy {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &FakeKubeProxy{state: maps.Clone(f.state)}
 }
 
 // Create creates kube-proxy's tables, as kube-proxy would.

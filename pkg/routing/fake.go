@@ -51,6 +51,16 @@ func NewFake() *Fake {
 	return f
 }
 
+// Clone returns a Fake with the same network, and without hooks, watchers and guarded rules.
+func (f *Fake) Clone() *Fake {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &Fake{
+		dummyLink: f.dummyLink, addresses: maps.Clone(f.addresses), rules: slices.Clone(f.rules), routes: maps.Clone(f.routes),
+		inventory: f.inventory, listeners: f.listeners,
+	}
+}
+
 // Observe is like Netlink.Observe.
 func (f *Fake) Observe() (State, error) {
 	if err := f.read(); err != nil {

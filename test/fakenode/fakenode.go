@@ -47,6 +47,27 @@ func New(parameters sysctl.State) *Node {
 		NAT:       map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 		Conntrack: conntrack.NewFake(), Loopback: nft.NewFakeLoopback(), KubeProxy: nft.NewFakeKubeProxy(),
 	}
+	n.hook()
+	return n
+}
+
+// Clone returns a kernel with the same state, without OnChange and OnRead. The part that a process
+// remembers is not copied: the clone is for a process that starts on that state.
+func (n *Node) Clone() *Node {
+	out := &Node{
+		IPVS: n.IPVS.Clone(), IPSet: n.IPSet.Clone(), Routing: n.Routing.Clone(), Sysctl: sysctl.NewFake(n.Sysctl.Values()),
+		NAT:       map[ip.Family]*nat.Fake{},
+		Conntrack: n.Conntrack.Clone(), Loopback: n.Loopback.Clone(), KubeProxy: n.KubeProxy.Clone(),
+	}
+	for family, f := range n.NAT {
+		out.NAT[family] = f.Clone()
+	}
+	out.hook()
+	return out
+}
+
+// hook makes the fakes ask OnChange and OnRead.
+func (n *Node) hook() {
 	hook(n, &n.IPVS.Faults, "virtual servers")
 	hook(n, &n.IPSet.Faults, "sets")
 	hook(n, &n.Routing.Faults, "routing")
@@ -58,7 +79,6 @@ func New(parameters sysctl.State) *Node {
 	}
 	n.Conntrack.Refuse = func(e conntrack.Entry) error { return n.changes(forget(e)) }
 	n.Conntrack.FailDump = n.reads("connections")
-	return n
 }
 
 // Parameters returns the kernel parameters that the plan sets, with the value 0, and more.

@@ -35,6 +35,9 @@ func NewKernel(s *Scenario) *Kernel {
 	return k
 }
 
+// Clone returns a kernel with the same state, for a process that starts on it.
+func (k *Kernel) Clone() *Kernel { return &Kernel{Node: k.Node.Clone(), scenario: k.scenario} }
+
 // setNetwork replaces foreign network state by a scenario's. Our policy rules stay.
 func (k *Kernel) setNetwork(s *Scenario) {
 	ours, _ := k.Routing.Inventory()

@@ -382,6 +382,8 @@ type running struct {
 	from, to *Scenario
 	network  bool // the change is another program's change of the network
 	restart  bool // the program is started again
+	crashes  bool // whether watch also keeps kernels
+	kernels  []*Kernel
 }
 
 // change makes the change.
@@ -420,13 +422,17 @@ func enter(p *Product, from, to *Scenario, restart bool) *running {
 	return r
 }
 
-// watch returns all states between the writes of do, and ends in the state after do.
+// watch returns all states between the writes of do, and ends in the state after do. If crashes is
+// set, kernels are then the kernels in these states.
 func (r *running) watch(family ip.Family, do func() error) (between []*trace.Node, at []int, err error) {
 	var failed error
 	r.written = func() {
 		n, e := r.Observed(family)
 		failed = cmp.Or(failed, e)
 		between, at = append(between, n), append(at, len(r.writes))
+		if r.crashes {
+			r.kernels = append(r.kernels, r.Kernel.Clone())
+		}
 	}
 	err = cmp.Or(do(), failed)
 	r.written = nil
@@ -475,6 +481,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if err != nil {
 		return out, err
 	}
+	r.crashes = family == s.Config.Families[0] // the kernel has both families
 	between, at, err := r.watch(family, r.change)
 	if err != nil {
 		return out, err
@@ -485,8 +492,8 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	}
 	c := newComparison(from, to, family, before, after)
 	out.Failures, out.States, out.Opened = c.judge(u.Name, between, r.writes, at), len(between), len(c.opened)
-	if family != s.Config.Families[0] {
-		return out, nil // the kernel has both families
+	if !r.crashes {
+		return out, nil
 	}
 	fresh, err := NewProduct(to)
 	if err != nil {
@@ -499,21 +506,15 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if what := differs(after, want); what != "" && !changesLinks(from, to) {
 		out.Failures = append(out.Failures, c.unlikeNew(u.Name, what))
 	}
-	return out, out.crashes(c, u, family, want, after)
+	return out, out.crashes(c, u, family, r.kernels, want, after)
 }
 
-// crashes restarts the process after each write of a change. For a restart in the middle
-// of the change, it evaluates the classes in all states.
-func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want, orWant *trace.Node) error {
-	for write := range out.States {
-		r, err := begin(c.from, c.to, u)
-		if err != nil {
-			return err
-		}
-		if is, err := r.crash(write); err != nil || !is {
-			return fmt.Errorf("no crash before write %d: %w", write, err)
-		}
-		r.scenario = c.to
+// crashes starts a process on each kernel between the writes of a change, as after a crash. For a
+// start in the middle of the change, it evaluates the classes in all states.
+func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, kernels []*Kernel, want, orWant *trace.Node) error {
+	for write, k := range kernels {
+		k.scenario = c.to
+		r := &running{Product: &Product{Kernel: k}}
 		name := fmt.Sprintf("%s; crash before write %d, restart", u.Name, write+1)
 		if write == out.States/2 {
 			between, at, err := r.watch(family, r.Start)

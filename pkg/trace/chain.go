@@ -64,47 +64,27 @@ const (
 // hook evaluates a base chain and its policy, in both back ends of iptables. A connection whose
 // address one of them has translated does not see table nat of the other (nf_nat_inet_fn).
 func (w *walk) hook(table nat.Table, chain string, p *packet) end {
-	where := hookText(table, chain)
-	verdict := w.hookOf(w.Ruleset, table, chain, where, p)
+	verdict := w.hookOf(chainKey{false, table, chain}, p)
 	translated := table == nat.NAT && verdict == accepted
 	if w.Other == nil || translated || verdict == dropped || verdict == refused {
 		return verdict
 	}
-	return w.hookOf(w.Other, table, chain, where+" of the other back end", p)
+	return w.hookOf(chainKey{true, table, chain}, p)
 }
 
-// hookText returns the name of a base chain as steps show it. The names exist once: most evaluations
-// keep no steps, and would spend a tenth of their time to build the names.
-func hookText(table nat.Table, chain string) string {
-	if text, ok := hookTexts[tableChain{table, chain}]; ok {
-		return text
+// text returns the name of a base chain as steps show it.
+func (k chainKey) text() string {
+	if k.other {
+		return string(k.table) + " " + k.name + " of the other back end"
 	}
-	return string(table) + " " + chain
+	return string(k.table) + " " + k.name
 }
 
-type tableChain struct {
-	table nat.Table
-	chain string
-}
-
-var hookTexts = func() map[tableChain]string {
-	out := map[tableChain]string{}
-	for _, table := range []nat.Table{nat.Raw, nat.Mangle, nat.NAT, nat.Filter, security} {
-		for _, chain := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
-			out[tableChain{table, chain}] = string(table) + " " + chain
-		}
-	}
-	return out
-}()
-
-func (w *walk) hookOf(rules nat.Ruleset, table nat.Table, chain, where string, p *packet) end {
-	contents, exists := rules[table]
-	if !exists {
-		return undecided
-	}
-	verdict := w.chain(rules, table, chain, where, p)
-	if verdict == undecided && contents.Policies[chain] == "DROP" {
-		w.note(where, p, "", "the chain's policy is DROP")
+func (w *walk) hookOf(key chainKey, p *packet) end {
+	c := w.chainOf(key)
+	verdict := w.chain(c, c.text, p)
+	if verdict == undecided && c.policy == "DROP" {
+		w.note(c.text, p, "", "the chain's policy is DROP")
 		return dropped
 	}
 	return verdict
@@ -127,30 +107,34 @@ func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 		if verdict := w.hook(table, chain, p); verdict == dropped || verdict == refused {
 			return verdict
 		}
-		w.interfere(hookText(table, chain), p)
+		if w.eval.Interfere != nil {
+			w.interfere(chainKey{false, table, chain}.text(), p)
+		}
 	}
 	return w.native(chain, next, last, nats, p)
 }
 
-// chain returns the verdict of a chain, or undecided at its end.
-func (w *walk) chain(rules nat.Ruleset, table nat.Table, name, where string, p *packet) end {
-	for i, text := range rules[table].Chains[name] {
+// chain returns the verdict of a chain, or undecided at its end. where is the base chain.
+func (w *walk) chain(c *chain, where string, p *packet) end {
+	if w.index.reads != nil {
+		w.index.reads.add(c.part)
+	}
+	for i, r := range c.rules {
 		w.rules++
-		r := w.eval.rule(text)
 		matched, err := w.matches(r, p)
 		if w.eval.Near != nil && !matched {
-			w.near(table, name, i, r, p)
+			w.near(c.table, c.name, i, r, p)
 		}
 		if err != nil && !harmlessTargets[r.target] {
-			matched = w.assumed("%s: -A %s %s: %s", table, name, text, err)
+			matched = w.assumed("%s: -A %s %s: %s", c.table, c.name, r.text, err)
 		}
 		if !matched {
 			continue
 		}
 		if w.eval.Matched != nil {
-			w.eval.Matched(table, name, i)
+			w.eval.Matched(c.table, c.name, i)
 		}
-		verdict, returns := w.target(rules, table, r, where, name, p)
+		verdict, returns := w.target(c, i, where, p)
 		if verdict != undecided {
 			return verdict
 		}
@@ -173,12 +157,13 @@ func (w *walk) assumed(format string, args ...any) bool {
 	return w.eval.assume[text]
 }
 
-// target executes a rule's target. returns reports whether the chain ends here.
-func (w *walk) target(rules nat.Ruleset, table nat.Table, r *rule, where, chain string, p *packet) (_ end, returns bool) {
-	if _, ok := rules[table].Chains[r.target]; ok {
-		return w.chain(rules, table, r.target, where, p), r.isGoto
+// target executes the target of a chain's rule. returns reports whether the chain ends here.
+func (w *walk) target(c *chain, index int, where string, p *packet) (_ end, returns bool) {
+	r := c.rules[index]
+	if to := c.to[index]; to != nil {
+		return w.chain(to, where, p), r.isGoto
 	}
-	text := "-A " + chain + " " + string(r.text)
+	text := c.line(index)
 	switch r.target {
 	case "ACCEPT":
 		w.note(where, p, text, "accepted")
@@ -199,6 +184,7 @@ func (w *walk) target(rules nat.Ruleset, table nat.Table, r *rule, where, chain 
 	case "DNAT", "REDIRECT":
 		return w.translateDestination(r, where, text, p), false
 	}
+	read(w.Node, chainKey{c.other, c.table, r.target})
 	if !harmlessTargets[r.target] && w.assumed("%s: unsupported target %s", text, r.target) {
 		w.note(where, p, text, "assumed to be dropped")
 		return dropped, false

@@ -18,8 +18,10 @@ import (
 // home returns the interface on which the network delivers packets for a pod of this node, or
 // "" for other addresses. A pod has a route of its own, in any table, or is on a bridge.
 func (n *Node) home(pod netip.Addr) string {
+	read(n, homeKey(pod))
 	bits, link := 0, ""
-	for _, r := range n.Routes {
+	for i := range n.Routes {
+		r := &n.Routes[i]
 		if r.Local || r.Via.IsValid() || !r.Dst.Contains(pod) || r.Dst.Bits() <= bits || n.leadsOut(r.Link) {
 			continue
 		}

@@ -12,7 +12,9 @@ func (c *Connection) RealServer() string { return c.path.to.String() }
 // Continue follows the client's next packet of an established connection, and the reply
 // to it. The rules may have changed since the connection was opened.
 func (e *Evaluator) Continue(n *Node, c *Connection) Verdict {
-	if _, ok := n.IPVS[c.path.key].RealServers[c.path.to]; !ok {
+	n = e.at(n)
+	server, _ := n.server(c.path.key)
+	if _, ok := server.RealServers[c.path.to]; !ok {
 		return Verdict{Dropped, "IPVS no longer has the real server of the connection"}
 	}
 	b, first, conn := *c.path, c.first, *c.first.conn

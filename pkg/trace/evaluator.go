@@ -27,8 +27,9 @@ type Point struct {
 
 func (p Point) String() string { return fmt.Sprintf("%s, after %s", p.Phase, p.Where) }
 
-// Evaluator explains connections. The zero value does what Explain does. It caches
-// parsed rules of all nodes, and must not be used concurrently.
+// Evaluator explains connections. The zero value does what Explain does. It caches parsed rules of
+// all nodes, and an index of the last two nodes, which must not change meanwhile. An Evaluator must
+// not be used concurrently.
 type Evaluator struct {
 	Quiet bool // leave out Steps
 	// Interfere, if set, is called at every point, and may change the marks of the
@@ -45,9 +46,39 @@ type Evaluator struct {
 	Added func(set string, entry ipset.Entry)
 	// Opened, if set, is called for each connection that a real server answers.
 	Opened func(*Connection)
+	// Reads, if set, receives the parts of the node on which results depend.
+	Reads *Reads
 
 	rules  map[nat.Rule]*rule
 	assume map[string]bool // doubts; see walk.assumed
+	// nodes are the last two nodes, the one before the last first. Checks compare one node with others.
+	nodes [2]indexed
+}
+
+// indexed is a node, and a copy of it that has an index.
+type indexed struct{ node, copy *Node }
+
+// at returns a copy of a node that has an index.
+func (e *Evaluator) at(n *Node) *Node {
+	before, last := e.nodes[0], e.nodes[1]
+	switch {
+	case last.node == n:
+	case before.node == n:
+		e.nodes = [2]indexed{last, before}
+	default:
+		x := &index{chains: map[chainKey]*chain{}}
+		if last.copy != nil {
+			x.routes = last.copy.index.routes.of(n)
+		} else {
+			x.routes = newRoutes(n)
+		}
+		c := *n
+		c.index = x
+		e.nodes = [2]indexed{last, {n, &c}}
+	}
+	out := e.nodes[1].copy
+	out.index.reads = e.Reads
+	return out
 }
 
 func (e *Evaluator) rule(text nat.Rule) *rule {

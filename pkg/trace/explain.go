@@ -113,6 +113,7 @@ const (
 
 // Explain follows a connection through a node.
 func (e *Evaluator) Explain(n *Node, q Question) Explanation {
+	n = e.at(n)
 	w := &walk{Node: n, eval: e}
 	p := q.packet()
 	p.in = n.entry(q)
@@ -223,7 +224,9 @@ func (w *walk) routed(q lookup, p *packet) (found, bool) {
 		w.note("route", p, "", "no route to %s", q.dst)
 		return way, false
 	}
-	w.note("route", p, "", "%s", way)
+	if !w.eval.Quiet {
+		w.note("route", p, "", "%s", way)
+	}
 	return way, true
 }
 
@@ -357,16 +360,23 @@ func (w *walk) reenter(p *packet) (ipvs.Key, Verdict) {
 // precedence.
 func (w *walk) scheduled(p *packet) (ipvs.Key, bool) {
 	key := ipvs.Key{FWMark: p.mark, Addr: w.Family.Unspecified()}
-	if _, ok := w.IPVS[key]; !ok || p.mark == 0 {
+	if _, ok := w.server(key); !ok || p.mark == 0 {
 		key = ipvs.Key{Protocol: p.protocol, Addr: p.dst.Addr(), Port: p.dst.Port()}
 	}
-	server, ok := w.IPVS[key]
+	server, ok := w.server(key)
 	if !ok {
 		w.note("IPVS", p, "", "no virtual server for %s %s", p.protocol, p.dst)
 		return key, false
 	}
 	w.note("IPVS", p, "", "virtual server %s, %s, %s", key, server.Scheduler, countServers(len(server.RealServers)))
 	return key, true
+}
+
+// server returns a virtual server.
+func (n *Node) server(key ipvs.Key) (ipvs.Service, bool) {
+	read(n, key)
+	s, ok := n.IPVS[key]
+	return s, ok
 }
 
 // countServers returns a number of real servers in words.

@@ -38,6 +38,8 @@ type Node struct {
 	// delivers an address, the only one on which it accepts that address as a source.
 	// If it is not set, only addresses of interfaces are known.
 	Delivers func(netip.Addr) string
+
+	index *index // only of an Evaluator's copy
 }
 
 // Connections are counts by virtual server and real server.
@@ -125,6 +127,9 @@ func (n *Node) deliveredBy(a netip.Addr) string {
 
 // leadsOut reports whether an interface has a default route in any table.
 func (n *Node) leadsOut(link string) bool {
+	if n.index != nil {
+		return n.index.routes.defaults[link]
+	}
 	return slices.ContainsFunc(n.Routes, func(r routing.Route) bool {
 		return r.Link == link && r.Dst.Bits() == 0 && !r.Local
 	})

@@ -45,10 +45,10 @@ func (f found) String() string {
 // that could have matched but are not fully known, and other next hops.
 func (n *Node) route(q lookup) (way found, ok bool, doubts []string) {
 	for i := 0; i < len(n.Rules); i++ {
-		rule := n.Rules[i]
+		rule := &n.Rules[i]
 		switch {
-		case !matches(rule, q):
-		case rule.Other && !q.assumes(&doubts, "%s: the policy rule has unsupported conditions", rule):
+		case !matches(rule, &q):
+		case rule.Other && !q.assumes(&doubts, "%s: the policy rule has unsupported conditions", *rule):
 		case rule.Action == routing.Goto:
 			i = n.target(i) - 1
 		case rule.Action == routing.Lookup:
@@ -57,7 +57,7 @@ func (n *Node) route(q lookup) (way found, ok bool, doubts []string) {
 			case route.Type == routing.Reject:
 				return found{}, false, doubts
 			default:
-				return found{n.nextHop(q, route, &doubts), rule}, true, doubts
+				return found{n.nextHop(q, route, &doubts), *rule}, true, doubts
 			}
 		}
 	}
@@ -106,7 +106,7 @@ func (n *Node) target(from int) int {
 
 // matches treats a source that is not chosen yet as matching only rules for all
 // sources.
-func matches(r routing.Rule, q lookup) bool {
+func matches(r *routing.Rule, q *lookup) bool {
 	in := func(p netip.Prefix, a netip.Addr) bool {
 		return !p.IsValid() || p.Bits() == 0 || a.IsValid() && p.Contains(a)
 	}
@@ -115,17 +115,29 @@ func matches(r routing.Rule, q lookup) bool {
 }
 
 // inTable returns the longest match; among those, the first with the lowest metric.
-func (n *Node) inTable(table int, dst netip.Addr) (best routing.Route, ok bool) {
-	for _, r := range n.Routes {
-		if r.Table != table || !r.Dst.Contains(dst) {
-			continue
-		}
-		better := cmp.Or(cmp.Compare(r.Dst.Bits(), best.Dst.Bits()), cmp.Compare(best.Metric, r.Metric))
-		if !ok || better > 0 {
-			best, ok = r, true
+func (n *Node) inTable(table int, dst netip.Addr) (routing.Route, bool) {
+	var best *routing.Route
+	try := func(r *routing.Route) {
+		if r.Dst.Contains(dst) && (best == nil || cmp.Or(cmp.Compare(r.Dst.Bits(), best.Dst.Bits()), cmp.Compare(best.Metric, r.Metric)) > 0) {
+			best = r
 		}
 	}
-	return best, ok
+	if n.index != nil {
+		read(n, routeKey{table, dst})
+		for _, r := range n.index.routes.in(table, dst) {
+			try(r)
+		}
+	} else {
+		for i := range n.Routes {
+			if n.Routes[i].Table == table {
+				try(&n.Routes[i])
+			}
+		}
+	}
+	if best == nil {
+		return routing.Route{}, false
+	}
+	return *best, true
 }
 
 // reversePath returns why the reverse-path check drops a received packet, or "". It

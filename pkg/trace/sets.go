@@ -11,12 +11,14 @@ import (
 // member looks up a packet in a set as "--match-set NAME FIELDS" does, and returns the
 // member and its mark. known is false if the set does not exist, or was not read in full.
 func (n *Node) member(name, fields string, p *packet) (mark uint32, entry ipset.Entry, is, known bool) {
+	read(n, setKey(name))
 	set, known := n.Sets[name]
 	if !known || set.Partial {
 		return 0, entry, false, false
 	}
-	var at []netip.AddrPort
-	for _, field := range strings.Split(fields, ",") {
+	var fieldsOf [3]netip.AddrPort // sets have no more
+	at := fieldsOf[:0]
+	for field := range strings.SplitSeq(fields, ",") {
 		if field == "src" {
 			at = append(at, p.src)
 		} else {
@@ -39,14 +41,17 @@ func (n *Node) member(name, fields string, p *packet) (mark uint32, entry ipset.
 	case ipset.BitmapPort:
 		entry = ipset.Entry{Port: at[0].Port()}
 	case ipset.HashNet:
+		read(n, memberKey{name, ipset.Entry{}})
 		entry, is = within(set, ipset.Entry{}, last)
 		return 0, entry, is, true
 	case ipset.HashIPPortNet:
+		read(n, memberKey{name, entry})
 		entry, is = within(set, entry, last)
 		return 0, entry, is, true
 	case ipset.HashIPPortIP:
 		entry.Addr2 = last
 	}
+	read(n, memberKey{name, entry})
 	mark, is = set.Entries[entry]
 	return mark, entry, is, true
 }

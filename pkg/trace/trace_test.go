@@ -353,7 +353,8 @@ func TestMatches(t *testing.T) {
 		src: netip.MustParseAddrPort("10.12.0.44:40000"), dst: netip.MustParseAddrPort(vip + ":80"),
 		virtual: &ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80},
 	}
-	w := &walk{Node: n, eval: &Evaluator{}}
+	e := &Evaluator{}
+	w := &walk{Node: e.at(n), eval: e}
 	for rule, want := range map[nat.Rule]bool{
 		"-s 10.12.0.0/16 -d 10.96.0.10/32":        true,
 		"! -s 10.12.0.0/16":                       false,
@@ -404,7 +405,8 @@ func TestMarks(t *testing.T) {
 			Entries: map[ipset.Entry]uint32{{Addr: netip.MustParseAddr(vip), Port: 80, Protocol: ip.TCP}: 0xb},
 		}
 		n.Ruleset = nat.Ruleset{nat.Mangle: {Chains: map[string][]nat.Rule{"INPUT": {text}}}}
-		w := &walk{Node: n, eval: &Evaluator{}}
+		e := &Evaluator{}
+		w := &walk{Node: e.at(n), eval: e}
 		p := &packet{protocol: ip.TCP, mark: 0x24, conn: &connection{mark: 0x40}, dst: netip.MustParseAddrPort(vip + ":80")}
 		w.hook(nat.Mangle, "INPUT", p)
 		if got := [2]uint32{p.mark, p.conn.mark}; got != want || len(w.doubts) > 0 {
@@ -601,8 +603,9 @@ func TestContinue(t *testing.T) {
 	if v := e.Continue(other, open[0]); v.Outcome != Dropped {
 		t.Errorf("without the real server: %s", v)
 	}
-	n.Ruleset[nat.Filter] = nat.Contents{Chains: map[string][]nat.Rule{"INPUT": {"-m conntrack --ctstate ESTABLISHED -j DROP"}}}
-	if v := e.Continue(n, open[0]); v.Outcome != Dropped {
+	dropping := newNode(t, "10.244.1.5:8080")
+	dropping.Ruleset[nat.Filter] = nat.Contents{Chains: map[string][]nat.Rule{"INPUT": {"-m conntrack --ctstate ESTABLISHED -j DROP"}}}
+	if v := e.Continue(dropping, open[0]); v.Outcome != Dropped {
 		t.Errorf("with rules that drop the reply: %s", v)
 	}
 }

@@ -124,12 +124,13 @@ func checkDemands(t *testing.T, s *Scenario, f ip.Family, demanded map[plan.SetN
 			t.Fatal(err)
 		}
 		e := trace.Evaluator{Quiet: true}
-		for _, name := range slices.Sorted(maps.Keys(classes)) {
-			for i, n := range append(between, end) {
+		failed := map[string]bool{}
+		for i, n := range append(between, end) {
+			for _, name := range slices.Sorted(maps.Keys(classes)) {
 				x := e.Explain(n, classes[name].Question)
-				if got := Summary(&x); got != after[name] && (i == len(between) || got != before[name]) {
+				if got := Summary(&x); got != after[name] && (i == len(between) || got != before[name]) && !failed[name] {
+					failed[name] = true
 					t.Errorf("%s %s: %s: %s\n  in state %d of %d: %s\n  before: %s\n  after:  %s", s.Name, f, when, name, i+1, len(between)+1, got, before[name], after[name])
-					break
 				}
 			}
 		}

@@ -4,9 +4,7 @@ package prove
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -210,15 +208,18 @@ var Updates = []Update{
 	}),
 	eachService("an endpoint is added", func(s *service.Service) bool {
 		for i := range s.Ports {
-			for _, e := range s.Ports[i].Endpoints {
-				e.Addr = netip.AddrPortFrom(e.Addr.Addr().Next().Next(), e.Addr.Port())
-				e.Ready, e.Serving, e.Terminating = true, true, false
-				if e.Node != "" {
-					e.Node = "node-9"
-				}
-				s.Ports[i].Endpoints = append(s.Ports[i].Endpoints, e)
-				return true
+			list := s.Ports[i].Endpoints
+			if len(list) == 0 {
+				continue
 			}
+			e := list[0]
+			e.Addr = netip.AddrPortFrom(e.Addr.Addr().Next().Next(), e.Addr.Port())
+			e.Ready, e.Serving, e.Terminating = true, true, false
+			if e.Node != "" {
+				e.Node = "node-9"
+			}
+			s.Ports[i].Endpoints = append(list, e)
+			return true
 		}
 		return false
 	}),
@@ -635,9 +636,10 @@ type comparison struct {
 	from, to      *Scenario
 	family        ip.Family
 	classes       []*Class
-	before, after []trace.Explanation // by class
+	before, after *moment
 	opened        []opened
-	judged        []state // whose classes and connections are evaluated
+	moments       []*moment
+	evaluator     trace.Evaluator
 }
 
 // opened is a connection that is open before a change and continues after it.
@@ -650,8 +652,7 @@ func (c *comparison) String() string { return c.from.Name + " " + c.family.Strin
 
 // newComparison evaluates the classes of both scenarios.
 func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node) *comparison {
-	// newComparison evaluates the states before and after; see opened.
-	c := &comparison{from: s, to: to, family: family, judged: []state{newState(before), newState(after)}}
+	c := &comparison{from: s, to: to, family: family, evaluator: trace.Evaluator{Quiet: true}}
 	seen := map[string]int{}
 	for _, x := range []struct {
 		n *trace.Node
@@ -673,28 +674,42 @@ func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node)
 			}
 		}
 	}
-	e := trace.Evaluator{Quiet: true}
-	for _, class := range c.classes {
-		e.Opened = func(conn *trace.Connection) {
-			if new(trace.Evaluator).Continue(after, conn).Outcome == trace.Answered {
-				c.opened = append(c.opened, opened{class, conn})
-			}
+	c.before = c.add(before)
+	if !sameFabric(s, to) {
+		c.moments = nil // its results are not those of other moments
+	}
+	c.after = c.add(after)
+	var all []opened
+	for k, class := range c.classes {
+		c.evaluator.Opened = func(conn *trace.Connection) { all = append(all, opened{class, conn}) }
+		c.result(c.before, k)
+	}
+	c.evaluator.Opened = nil
+	for k := range c.classes {
+		c.result(c.after, k)
+	}
+	for _, o := range all {
+		if r := c.evaluateNext(c.after, o); r.Verdict.Outcome == trace.Answered {
+			c.opened = append(c.opened, o)
+			c.after.opened = append(c.after.opened, r)
 		}
-		c.before = append(c.before, e.Explain(before, class.Question))
-		e.Opened = nil
-		c.after = append(c.after, e.Explain(after, class.Question))
 	}
 	return c
 }
 
+// sameFabric reports whether the network beyond the node is the same before and after a change.
+func sameFabric(a, b *Scenario) bool {
+	return reflect.DeepEqual(a.Config.SNAT.Sources, b.Config.SNAT.Sources) && reflect.DeepEqual(a.Node.SNATSources, b.Node.SNATSources) &&
+		reflect.DeepEqual(a.Node.Inventory, b.Node.Inventory) && reflect.DeepEqual(a.Routes, b.Routes)
+}
+
 // judge evaluates new connections of every class, and the next packets of established
-// ones, in every state. It does not repeat evaluations whose result is known: most states of a
-// restart after a crash are states of the change, too, and most writes change one virtual server.
+// ones, in every state. It does not report again what it has reported for another state; see
+// moment.mayDiffer.
 func (c *comparison) judge(name string, between []*trace.Node, log []string, at []int) []Failure {
-	e := trace.Evaluator{Quiet: true}
-	affected := make([]func(*Class) bool, len(between))
-	for i, n := range between {
-		affected[i] = c.affected(n)
+	var moments []*moment
+	for _, n := range between {
+		moments = append(moments, c.add(n))
 	}
 	var out []Failure
 	fails := func(i int, class *Class, got string, want string) {
@@ -703,127 +718,36 @@ func (c *comparison) judge(name string, between []*trace.Node, log []string, at 
 			When: fmt.Sprintf("%s; before write %d of %d: %s", name, i+1, len(between), next(log, at[i])),
 		})
 	}
+	failed, ended := make([]bool, len(c.classes)), make([]bool, len(c.opened))
 	for k, class := range c.classes {
-		before, after := &c.before[k], &c.after[k]
-		if doubt := cmp.Or(cannotJudge(before), cannotJudge(after)); doubt != "" && len(between) > 0 {
+		if doubt := cmp.Or(cannotJudge(&c.before.classes[k].Explanation), cannotJudge(&c.after.classes[k].Explanation)); doubt != "" && len(between) > 0 {
 			fails(0, class, doubt, "no result is in doubt")
-			continue
+			failed[k] = true
 		}
-		for i, n := range between {
-			if !affected[i](class) {
+	}
+	for i, m := range moments {
+		for k, class := range c.classes {
+			if failed[k] || !m.mayDiffer(class) {
 				continue
 			}
-			x := e.Explain(n, class.Question)
-			if doubt := cannotJudge(&x); doubt != "" {
+			x := c.result(m, k)
+			if doubt := cannotJudge(&x.Explanation); doubt != "" {
 				fails(i, class, doubt, "no result is in doubt")
-				break
-			}
-			if !c.asEither(class, &x, before, after) {
-				fails(i, class, Summary(&x), fmt.Sprintf("every state is as before (%s) or as after (%s)", Summary(before), Summary(after)))
-				break
+				failed[k] = true
+			} else if !c.isEither(k, x) {
+				before, after := c.before.classes[k], c.after.classes[k]
+				fails(i, class, Summary(&x.Explanation), fmt.Sprintf("every state is as before (%s) or as after (%s)", Summary(&before.Explanation), Summary(&after.Explanation)))
+				failed[k] = true
 			}
 		}
-	}
-	for _, o := range c.opened {
-		for i, n := range between {
-			if !affected[i](o.Class) {
+		for k, o := range c.opened {
+			if ended[k] || !m.mayDiffer(o.Class) {
 				continue
 			}
-			if v := e.Continue(n, o.Connection); v.Outcome != trace.Answered {
-				fails(i, o.Class, fmt.Sprintf("the open connection to %s: %s", o.RealServer(), v), "a connection that exists on both sides continues")
-				break
+			if x := c.continued(m, k); x.Verdict.Outcome != trace.Answered {
+				fails(i, o.Class, fmt.Sprintf("the open connection to %s: %s", o.RealServer(), x.Verdict), "a connection that exists on both sides continues")
+				ended[k] = true
 			}
-		}
-	}
-	return out
-}
-
-// state is a state that is evaluated.
-type state struct {
-	rest    string // fingerprint of all but the virtual servers
-	servers ipvs.State
-}
-
-// newState reads the state that packets of a node's family match.
-func newState(n *trace.Node) state {
-	h := sha256.New()
-	write := func(part any) { fmt.Fprintf(h, "%v\n", part) } // maps in order
-	for _, table := range slices.Sorted(maps.Keys(n.Ruleset)) {
-		write(table)
-		write(n.Ruleset[table].Policies)
-		for _, chain := range slices.Sorted(maps.Keys(n.Ruleset[table].Chains)) {
-			write(chain)
-			for _, r := range n.Ruleset[table].Chains[chain] {
-				io.WriteString(h, string(r)+"\n")
-			}
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(n.Sets)) {
-		set := n.Sets[name]
-		if other := strings.HasPrefix(name, "KUBE-6-") != (n.Family == ip.IPv6) && strings.HasPrefix(name, "KUBE-"); other && set.Type != ipset.BitmapPort {
-			continue
-		}
-		var members []string
-		for e, mark := range set.Entries {
-			members = append(members, fmt.Sprint(e, " ", mark))
-		}
-		slices.Sort(members)
-		write(set.Set)
-		write(members)
-	}
-	var routes []string
-	for _, r := range n.Routes {
-		routes = append(routes, fmt.Sprintf("%#v", r)) // all fields
-	}
-	slices.Sort(routes)
-	for _, part := range []any{n.Rules, slices.Compact(routes), n.Links, n.Sysctls} {
-		fmt.Fprintf(h, "%#v\n", part)
-	}
-	servers := maps.Clone(n.IPVS)
-	maps.DeleteFunc(servers, func(k ipvs.Key, _ ipvs.Service) bool { return ip.Of(k.Addr) != n.Family })
-	return state{string(h.Sum(nil)), servers}
-}
-
-// affected returns which classes may have another result in a state than in those that are
-// evaluated, and adds the state to them. If a state differs from one of them only in virtual
-// servers with an address, these are the classes of packets to that address and port: nothing
-// else looks for a virtual server, since no rule of these nodes changes a destination.
-func (c *comparison) affected(n *trace.Node) func(*Class) bool {
-	s := newState(n)
-	fewest, found := map[ipvs.Key]bool{}, false
-	for _, known := range c.judged {
-		if known.rest != s.rest {
-			continue
-		}
-		if changed := changedServers(known.servers, s.servers); !found || len(changed) < len(fewest) {
-			fewest, found = changed, true
-		}
-	}
-	c.judged = append(c.judged, s)
-	for key := range fewest {
-		if key.FWMark != 0 {
-			found = false
-		}
-	}
-	if !found {
-		return func(*Class) bool { return true }
-	}
-	return func(class *Class) bool {
-		return fewest[ipvs.Key{Protocol: class.Protocol, Addr: class.To.Addr(), Port: class.To.Port()}]
-	}
-}
-
-// changedServers returns the keys of the virtual servers that differ.
-func changedServers(a, b ipvs.State) map[ipvs.Key]bool {
-	out := map[ipvs.Key]bool{}
-	for key, s := range a {
-		if other, has := b[key]; !has || !reflect.DeepEqual(s, other) {
-			out[key] = true
-		}
-	}
-	for key := range b {
-		if _, has := a[key]; !has {
-			out[key] = true
 		}
 	}
 	return out
@@ -834,34 +758,6 @@ func next(log []string, at int) string {
 		return log[at]
 	}
 	return "the last"
-}
-
-// asEither reports whether a result is that from before or after the update, or lies
-// between them. A class that is answered before and after must be answered by endpoints
-// of either, each on a path that it has in one of them. A class that is served in only
-// one of them may be refused or dropped, but must not reach a process of the node. A
-// class that is served in neither, because not all endpoints can answer, may be served on
-// the paths of those that can.
-func (c *comparison) asEither(class *Class, x, before, after *trace.Explanation) bool {
-	now, was, will := fateOf(x), fateOf(before), fateOf(after)
-	switch {
-	case now == was && now != MustAnswer, now == will && now != MustAnswer:
-		return true
-	case now != MustAnswer:
-		return (was == MustAnswer) != (will == MustAnswer) && now != MustReach || was != MustAnswer && will != MustAnswer && now != MustReach
-	}
-	known := map[string]bool{}
-	for _, y := range []*trace.Explanation{before, after} {
-		for _, r := range y.RealServers {
-			known[c.way(class, r)] = true
-		}
-	}
-	for _, r := range x.RealServers {
-		if r.Weight > 0 && !known[c.way(class, r)] {
-			return false
-		}
-	}
-	return true
 }
 
 // way describes the path to a real server. It does not distinguish the sources of a connection

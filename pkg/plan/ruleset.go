@@ -94,17 +94,17 @@ func (r *ruleset) used(sets ...SetName) []SetName { return filter(sets, r.uses) 
 
 // match returns "-m set --match-set NAME flags" with the family's set name.
 func (r *ruleset) match(set SetName, flags string) string {
-	return fmt.Sprintf("-m set --match-set %s %s", set.In(r.family), flags)
+	return "-m set --match-set " + set.In(r.family) + " " + flags
 }
 
-// rule joins a match, a comment of several words (iptables prints a single word without
-// quotes) and a target. A match begins with addresses and interfaces, because
+// rule joins a match, a comment of several words without quotes (iptables prints a single word
+// without quotes around it) and a target. A match begins with addresses and interfaces, because
 // iptables-save prints them first.
 func rule(comment, match, target string) nat.Rule {
 	if match != "" {
 		match += " "
 	}
-	return nat.Rule(fmt.Sprintf("%s-m comment --comment %q -j %s", match, comment, target))
+	return nat.Rule(match + `-m comment --comment "` + comment + `" -j ` + target)
 }
 
 // services decides for the first packet of a connection whether it is masqueraded:

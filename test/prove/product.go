@@ -102,7 +102,9 @@ func (p *Product) setNode() {
 	// interfaces.
 	node.Inventory, _ = p.Routing.Inventory()
 	p.facts = plan.NewFacts(&s.Config, &node)
-	for key := range plan.ForNode(&s.Config, &node).Sysctls {
+	running := node
+	running.Started = true // which plans fewer rules, and the same parameters
+	for key := range plan.ForNode(&s.Config, &running).Sysctls {
 		if _, there := p.Sysctl.Values()[key]; !there {
 			p.Sysctl.Set(key, "0")
 		}

@@ -77,9 +77,7 @@ func newAtoms(n *trace.Node, o *Oracle) *atoms {
 			a.readEntry(e)
 		}
 	}
-	for _, c := range slices.Concat(o.Config.LocalTraffic.CIDRs, o.Node.PodCIDRs) {
-		a.froms = append(a.froms, c)
-	}
+	a.froms = append(a.froms, slices.Concat(o.Config.LocalTraffic.CIDRs, o.Node.PodCIDRs)...)
 	for _, s := range o.Services {
 		a.froms = append(a.froms, s.SourceRanges...)
 	}

@@ -128,7 +128,9 @@ func newENIMatrix(t *testing.T, enis int, address bool) *eniMatrix {
 	m.servers[remote] = m.AddRemote(remote)
 	for name, pod := range m.servers {
 		for _, service := range eniServices() {
-			pod.Serve(name, lab.TCP, service.targetPort())
+			for _, protocol := range eniProtocols {
+				pod.Serve(name, protocol, service.targetPort())
+			}
 		}
 		// No retransmissions of failed cells during the next cell.
 		pod.Sysctl("net.ipv4.tcp_synack_retries", "0")
@@ -182,13 +184,15 @@ func (s eniService) targetPort() uint16 { return uint16(webPort + s.number) }
 func (m *eniMatrix) manifests() []runtime.Object {
 	var objects []runtime.Object
 	for _, s := range eniServices() {
-		svc := newService(fmt.Sprintf("web%d", s.number), corev1.ProtocolTCP, 80, clusterIPs(s.number)...)
+		svc := newDualStack(fmt.Sprintf("web%d", s.number), s.number)
 		for _, client := range eniClients(m.enis) {
 			if !client.nodePort {
 				newLoadBalancer(svc, s.vips(client)...)
 			}
 		}
-		svc.Spec.Ports[0].NodePort = int32(s.nodePort())
+		for i := range svc.Spec.Ports {
+			svc.Spec.Ports[i].NodePort = int32(s.nodePort())
+		}
 		svc.Spec.ExternalTrafficPolicy = s.policy
 		if s.policy == corev1.ServiceExternalTrafficPolicyLocal {
 			svc.Spec.HealthCheckNodePort = int32(31000 + s.number)
@@ -248,8 +252,11 @@ func (m *eniMatrix) run(t *testing.T, mode string) {
 			doubtful = append(doubtful, cell)
 		}
 	}
-	onNode := m.Node.Watch(lab.TCP, m.ends(append(slices.Clone(sure), doubtful...))...)
-	defer onNode.Stop()
+	watches := map[lab.Protocol]*lab.Capture{}
+	for _, protocol := range eniProtocols {
+		watches[protocol] = m.Node.Watch(protocol, m.ends(append(slices.Clone(sure), doubtful...))...)
+		defer watches[protocol].Stop()
+	}
 
 	begin, spoofed := time.Now(), m.Fabric.Spoofed()
 	done := inParallel(8, sure, m.ask)
@@ -265,7 +272,9 @@ func (m *eniMatrix) run(t *testing.T, mode string) {
 	for _, a := range done {
 		m.checkAnswers(t, a)
 	}
-	m.checkWays(t, done, onNode)
+	for protocol, onNode := range watches {
+		m.checkWays(t, slices.DeleteFunc(slices.Clone(done), func(a asked) bool { return a.protocol != protocol }), onNode)
+	}
 	m.checkTraces(t, done)
 }
 
@@ -312,13 +321,22 @@ func (c eniCell) tries() int { return 2 * len(c.place) }
 // delayed; lost packets are never answered.
 const lostAfter = 10 * time.Second
 
+// dial connects once. It repeats a datagram that is not answered, as on a starved machine.
+func (m *eniMatrix) dial(c eniCell) lab.Answer {
+	answer := m.asker(c.client).DialWithin(lostAfter, c.protocol, m.target(c))
+	if c.protocol == lab.UDP && answer.Outcome() == lab.TimedOut {
+		answer = m.asker(c.client).DialWithin(lostAfter, c.protocol, m.target(c))
+	}
+	return answer
+}
+
 // ask sends requests until all expected endpoints have answered, and some more otherwise.
 func (m *eniMatrix) ask(c eniCell) asked {
 	out := asked{eniCell: c}
 	answering, _ := c.answering()
 	met := map[string]bool{}
 	for i := 0; i < c.tries() || len(met) < len(answering) && i < 2*c.tries(); i++ {
-		answer := m.asker(c.client).DialWithin(lostAfter, lab.TCP, m.target(c))
+		answer := m.dial(c)
 		out.answers = append(out.answers, answer)
 		if answer.Err == nil {
 			met[answer.Server] = true
@@ -339,7 +357,7 @@ func (m *eniMatrix) askBriefly(c eniCell) (out asked) {
 		answers := make([]lab.Answer, c.tries())
 		var all sync.WaitGroup
 		for i := range answers {
-			all.Go(func() { answers[i] = m.asker(c.client).DialWithin(briefly, lab.TCP, m.target(c)) })
+			all.Go(func() { answers[i] = m.asker(c.client).DialWithin(briefly, c.protocol, m.target(c)) })
 		}
 		all.Wait()
 		out.answers = append(out.answers, answers...)
@@ -447,7 +465,7 @@ func (m *eniMatrix) checkWays(t *testing.T, all []asked, onNode *lab.Capture) {
 	}
 	arrived := map[netip.AddrPort]string{}
 	for l, packets := range passed {
-		if first := packets[0]; first.Flags == "SYN" && !first.Out {
+		if first := packets[0]; !first.Out {
 			arrived[l.to] = first.Interface
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
 // The dimensions of the ENI matrix. A set-up is the state of the node, a question is a
@@ -37,6 +39,9 @@ const (
 
 // eniPlaces are the locations of a Service's endpoints.
 var eniPlaces = [][]string{{onENI}, {ordinary}, {remote}, {onENI, remote}}
+
+// eniProtocols leave SCTP to other tests: a third protocol would make this one much longer.
+var eniProtocols = []lab.Protocol{lab.TCP, lab.UDP}
 
 var eniPolicies = []corev1.ServiceExternalTrafficPolicy{
 	corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal,
@@ -103,21 +108,24 @@ func eniServices() []eniService {
 type eniCell struct {
 	eniSetup
 	eniService
-	client eniClient
-	family int // 0: IPv4, 1: IPv6
+	client   eniClient
+	protocol lab.Protocol
+	family   int // 0: IPv4, 1: IPv6
 }
 
 func (c eniCell) String() string {
-	return fmt.Sprintf("%s: IPv%d, %s, endpoints %s, from %s",
-		c.eniSetup, []int{4, 6}[c.family], c.policy, strings.Join(c.place, "+"), c.client)
+	return fmt.Sprintf("%s: IPv%d, %s, %s, endpoints %s, from %s",
+		c.eniSetup, []int{4, 6}[c.family], c.protocol, c.policy, strings.Join(c.place, "+"), c.client)
 }
 
 func (s eniSetup) cells() []eniCell {
 	var cells []eniCell
 	for _, service := range eniServices() {
 		for _, client := range eniClients(s.enis) {
-			for family := range 2 {
-				cells = append(cells, eniCell{s, service, client, family})
+			for _, protocol := range eniProtocols {
+				for family := range 2 {
+					cells = append(cells, eniCell{s, service, client, protocol, family})
+				}
 			}
 		}
 	}

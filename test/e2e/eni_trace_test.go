@@ -23,6 +23,9 @@ func (m *eniMatrix) checkTraces(t *testing.T, all []asked) {
 	}
 }
 
+// traced are the protocols of package trace.
+var traced = map[lab.Protocol]ip.Protocol{lab.TCP: ip.TCP, lab.UDP: ip.UDP, lab.SCTP: ip.SCTP}
+
 func (m *eniMatrix) question(c eniCell) trace.Question {
 	from := m.Interfaces()[0].Addresses[c.family]
 	switch c.client.kind {
@@ -31,7 +34,7 @@ func (m *eniMatrix) question(c eniCell) trace.Question {
 	case outside:
 		from = netip.MustParseAddr([]string{"198.51.100.200", "fd00:51::200"}[c.family])
 	}
-	return trace.Question{Protocol: ip.TCP, From: from, To: netip.MustParseAddrPort(m.target(c)), In: m.linkOf(c.client)}
+	return trace.Question{Protocol: traced[c.protocol], From: from, To: netip.MustParseAddrPort(m.target(c)), In: m.linkOf(c.client)}
 }
 
 func (m *eniMatrix) checkTrace(t *testing.T, a asked, x trace.Explanation) bool {

@@ -269,11 +269,7 @@ func (l *classLab) kernel(t *testing.T) *trace.Node {
 
 func (l *classLab) question(q classQuestion) trace.Question {
 	c := l.clients[q.client]
-	protocol := ip.TCP
-	if q.protocol == lab.UDP {
-		protocol = ip.UDP
-	}
-	return trace.Question{Protocol: protocol, From: c.from, To: q.to, In: l.entry(q)}
+	return trace.Question{Protocol: traced[q.protocol], From: c.from, To: q.to, In: l.entry(q)}
 }
 
 // entry returns the interface by which a question enters.

@@ -18,8 +18,8 @@ const CompatKubeProxy = "kube-proxy"
 // compatProfiles are the values of --compat; empty means the defaults.
 var compatProfiles = []string{CompatKubeProxy}
 
-// compatDrainDeadline never expires in practice: kube-proxy keeps the TCP
-// connections of a removed endpoint until they end.
+// compatDrainDeadline never expires in practice: kube-proxy keeps the TCP connections of a
+// removed endpoint until they end, even if it does not answer any more.
 const compatDrainDeadline = 10 * 365 * 24 * time.Hour
 
 // setOwnCompat fills in the profile's values. It must be called before settings are

@@ -24,7 +24,8 @@ type Config struct {
 	// MinSyncPeriod is the shortest time between two syncs, between 0 and SyncPeriod.
 	SyncPeriod, MinSyncPeriod time.Duration
 
-	// DrainDeadline is how long connections to a removed endpoint are kept, above 0.
+	// DrainDeadline is how long connections to a removed endpoint are kept that it does not
+	// answer any more, above 0.
 	DrainDeadline time.Duration
 	// ResetLostNodeConnections resets connections to endpoints on an unreachable node.
 	ResetLostNodeConnections bool

@@ -78,8 +78,9 @@ type KubeIPVSConfiguration struct {
 	// UDPDrain keeps the UDP flows of an endpoint that is terminating and still
 	// serving.
 	UDPDrain bool `json:"udpDrain,omitempty"`
-	// DrainDeadline is how long TCP connections to a removed endpoint are kept. It does
-	// not apply to an endpoint that is still terminating. Default 15m.
+	// DrainDeadline is how long TCP connections to a removed endpoint are kept that it does
+	// not answer any more. It does not apply to an endpoint that is still terminating.
+	// Default 15m.
 	DrainDeadline metav1.Duration `json:"drainDeadline"`
 	// ResetLostNodeConnections resets TCP connections to endpoints on an unreachable
 	// node if the Service has endpoints elsewhere, so that clients reconnect.

@@ -69,7 +69,7 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 	fs.BoolVar(&c.UDPDrain, "udp-drain", c.UDPDrain,
 		"Keep established UDP flows of an endpoint that is terminating and still serving.")
 	fs.DurationVar(&c.DrainDeadline.Duration, "drain-deadline", c.DrainDeadline.Duration,
-		"How long TCP connections to a removed endpoint are kept. Does not apply while the endpoint is terminating.")
+		"How long TCP connections to a removed endpoint are kept that it does not answer any more. Does not apply while the endpoint is terminating.")
 	fs.BoolVar(&c.ResetLostNodeConnections, "reset-lost-node-connections", c.ResetLostNodeConnections,
 		"Reset TCP connections to endpoints on unreachable nodes if the Service has endpoints elsewhere. kube-proxy keeps them.")
 	fs.BoolVar(&c.TimeoutsFromConntrack, "timeouts-from-conntrack", c.TimeoutsFromConntrack,

@@ -211,9 +211,12 @@ func readDestinations(list []*ipvs.Destination) ([]destination, error) {
 			return nil, fmt.Errorf("real server's address %v: %w", d.Address, unix.EINVAL)
 		}
 		dests[i] = destination{
-			Dest:        netip.AddrPortFrom(addr, d.Port),
-			RealServer:  RealServer{Weight: d.Weight, MaxConnections: d.UpperThreshold},
-			Connections: Connections{Active: d.ActiveConnections, Inactive: d.InactiveConnections},
+			Dest:       netip.AddrPortFrom(addr, d.Port),
+			RealServer: RealServer{Weight: d.Weight, MaxConnections: d.UpperThreshold},
+			Connections: Connections{
+				Active: d.ActiveConnections, Inactive: d.InactiveConnections,
+				In: d.Stats.PacketsIn, Out: d.Stats.PacketsOut,
+			},
 		}
 	}
 	return dests, nil

@@ -61,6 +61,8 @@ const (
 	entryLimit    = 16
 	entryActive   = 24
 	entryInactive = 28
+	entryIn       = 44
+	entryOut      = 48
 )
 
 // control is a socket for the options. Only count may be called concurrently.
@@ -210,9 +212,12 @@ func readEntries(b []byte) []destination {
 	for i := range dests {
 		entry := b[i*entrySize:]
 		dests[i] = destination{
-			Dest:        netip.AddrPortFrom(netip.AddrFrom4([4]byte(entry[entryAddress:])), binary.BigEndian.Uint16(entry[entryPort:])),
-			RealServer:  RealServer{Weight: int(int32(binary.NativeEndian.Uint32(entry[entryWeight:]))), MaxConnections: binary.NativeEndian.Uint32(entry[entryLimit:])},
-			Connections: Connections{Active: int(binary.NativeEndian.Uint32(entry[entryActive:])), Inactive: int(binary.NativeEndian.Uint32(entry[entryInactive:]))},
+			Dest:       netip.AddrPortFrom(netip.AddrFrom4([4]byte(entry[entryAddress:])), binary.BigEndian.Uint16(entry[entryPort:])),
+			RealServer: RealServer{Weight: int(int32(binary.NativeEndian.Uint32(entry[entryWeight:]))), MaxConnections: binary.NativeEndian.Uint32(entry[entryLimit:])},
+			Connections: Connections{
+				Active: int(binary.NativeEndian.Uint32(entry[entryActive:])), Inactive: int(binary.NativeEndian.Uint32(entry[entryInactive:])),
+				In: binary.NativeEndian.Uint32(entry[entryIn:]), Out: binary.NativeEndian.Uint32(entry[entryOut:]),
+			},
 		}
 	}
 	return dests

@@ -99,6 +99,10 @@ func (s State) WithoutPlaces() State {
 type Connections struct {
 	Active   int // TCP: established
 	Inactive int // all others: closing TCP, UDP, SCTP
+
+	// In and Out are the packets that clients have sent and received, modulo 1<<32. The kernel
+	// updates them every two seconds, and not with net.ipv4.vs.run_estimation=0.
+	In, Out uint32
 }
 
 // Timeouts are the timeouts of the connection table in whole seconds. The kernel's defaults

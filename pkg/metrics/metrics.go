@@ -138,7 +138,7 @@ func newRecorder() *Recorder {
 		draining: gauge(ours, "draining_real_servers",
 			"IPVS real servers with weight 0 that still have connections, or wait for their deletion."),
 		cut: counter(ours, "drain_cut_connections_total",
-			"Connections reset because --drain-deadline passed after removal of their endpoint, or because its node became unreachable."),
+			"Connections reset because their endpoint was removed and did not answer for --drain-deadline, or because its node became unreachable."),
 		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that more than one Service wants; one of these is served."),
 		nodeRefused: gauge(ours, "node_refused",
 			"1 while the kernel refuses some of the node's own state, such as rules, or cannot be read. The node is then not ready."),

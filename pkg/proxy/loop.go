@@ -277,15 +277,15 @@ func logProblem(ctx context.Context, name types.NamespacedName, err error, more 
 	logger.Error(err, "Cannot program Service", "service", name)
 }
 
-// reportCuts reports connections that were cut because the drain deadline of their endpoint
-// passed or its node is unreachable.
+// reportCuts reports connections that were cut because their endpoint was removed and has not
+// answered for the time of the drain deadline, or because its node is unreachable.
 func (p *Proxy) reportCuts(ctx context.Context, cuts []reconcile.Cut) {
 	for _, c := range cuts {
 		logger := klog.FromContext(ctx).WithValues("virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections)
 		if c.Unreachable {
 			logger.Info("Reset connections to an endpoint on an unreachable node")
 		} else {
-			logger.Info("Drain deadline passed, reset connections to a removed endpoint", "deadline", p.DrainDeadline)
+			logger.Info("Reset connections to a removed endpoint, which does not answer any more", "deadline", p.DrainDeadline)
 		}
 		p.Meter.Cut(c.Connections)
 	}

@@ -745,22 +745,28 @@ func TestNewENIIsCheckedSoon(t *testing.T) {
 	})
 }
 
-// TestCutsAreCounted keeps connections open until the drain deadline of their endpoint.
+// TestCutsAreCounted keeps connections open until their endpoint has not answered for the time of
+// the drain deadline.
 func TestCutsAreCounted(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2", "10.244.0.3")
 		w.synced()
 		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
-		for i, open := range []int{3, 0} {
-			dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(2 + i)}), 8000)
-			w.node.IPVS.SetConnections(key, dest, ipvs.Connections{Active: open, Inactive: open})
+		in := uint32(0)
+		unanswered := func(minutes int) {
+			for range minutes {
+				in++
+				w.node.IPVS.SetConnections(key, netip.MustParseAddrPort("10.244.0.2:8000"), ipvs.Connections{Active: 3, Inactive: 3, In: in})
+				w.sleep(time.Minute)
+			}
 		}
+		unanswered(1)
 		w.slice("web")
-		w.sleep(14 * time.Minute)
+		unanswered(15)
 		if got := w.node.IPVS.Dump(); w.cut.Load() != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") || strings.Contains(got, "10.244.0.3") {
 			t.Errorf("before the deadline %d were cut:\n%s", w.cut.Load(), got)
 		}
-		w.sleep(2 * time.Minute)
+		unanswered(2)
 		if got := w.node.IPVS.Dump(); w.cut.Load() != 6 || strings.Contains(got, "10.244.0.2") {
 			t.Errorf("at the deadline %d were cut, want 6:\n%s", w.cut.Load(), got)
 		}

@@ -16,19 +16,53 @@ import (
 // need not be persisted: after a restart, a real server drains if it has weight 0 in the kernel and
 // is not desired. See checkDraining.
 type drainer struct {
-	draining map[ipvs.Key]map[netip.AddrPort]time.Time // since when each has had no endpoint
-	count    int                                       // real servers in draining
-	toCheck  []ipvs.Key                                // virtual servers that this round has not checked yet
-	pace     pace                                      // of deletions
-	cuts     []Cut                                     // since the last call of takeCuts
+	draining map[ipvs.Key]map[netip.AddrPort]silence
+	count    int        // real servers in draining
+	toCheck  []ipvs.Key // virtual servers that this round has not checked yet
+	pace     pace       // of deletions
+	cuts     []Cut      // since the last call of takeCuts
 }
+
+// silence tells for how long a draining real server without an endpoint has not answered.
+type silence struct {
+	removed bool             // it has no endpoint; without that, nothing else is set
+	read    bool             // last is set
+	last    ipvs.Connections // as of the last check
+	// from and to are the first and the last check since its last packet at which clients had
+	// sent some.
+	from, to time.Time
+}
+
+// update notes its connections as of a check.
+func (s *silence) update(now time.Time, is ipvs.Connections) {
+	was := s.last
+	s.last = is
+	switch {
+	case !s.read || is.Out != was.Out:
+		s.from, s.to = time.Time{}, time.Time{}
+	case is.In != was.In && s.from.IsZero():
+		s.from, s.to = now, now
+	case is.In != was.In:
+		s.to = now
+	}
+	s.read = true
+}
+
+// exceeds reports whether clients have sent packets without an answer for this time. One packet
+// is not enough, because it may need no answer.
+func (s *silence) exceeds(limit time.Duration, now time.Time) bool {
+	return !s.from.IsZero() && now.Sub(s.from) >= limit && s.to.Sub(s.from) >= limit/2
+}
+
+// mayBeOpen reports whether connections may be left.
+func (s *silence) mayBeOpen() bool { return !s.read || s.last.Active+s.last.Inactive > 0 }
 
 func (d *drainer) add(key ipvs.Key, dest netip.AddrPort) {
 	if d.draining[key] == nil {
-		d.draining[key] = map[netip.AddrPort]time.Time{}
+		d.draining[key] = map[netip.AddrPort]silence{}
 	}
 	if _, listed := d.draining[key][dest]; !listed {
-		d.draining[key][dest] = time.Time{}
+		d.draining[key][dest] = silence{}
 		d.count++
 	}
 }
@@ -85,19 +119,20 @@ func (d *drainer) takeCuts() []Cut {
 // pace allows. A closing connection still counts, because its last packets need the real server.
 // One call checks up to most virtual servers; the next call continues with the others.
 //
-// Once an endpoint is in no EndpointSlice any more, its connections have until the deadline,
-// measured from the first call that notices. The pod no longer exists: a client that keeps
+// Once an endpoint is in no EndpointSlice any more, its pod may not exist: a client that keeps
 // sending would keep its connection and never get an answer (kubernetes#84322, #89392, #77903).
-// Removing the real server resets the connection. An endpoint that is still in a slice has no
-// deadline, whatever its conditions. One on an unreachable node is removed at once.
+// So the real server is removed, which resets its connections, if clients have sent packets and
+// it none for the time of the deadline. A pod that only left the Service answers. An endpoint that
+// is still in a slice has no deadline, whatever its conditions. One on an unreachable node is
+// removed at once.
 func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most int) Problems {
 	f, d := &flush{Reconciler: r}, &r.drainer
 	d.pace.refill(now, d.count)
 	var changes []ipvs.Change
-	open := map[ipvs.Change]Cut{}
+	cuts := map[ipvs.Change]Cut{}
 	for _, key := range d.next(most) {
-		cut := r.toCut(key, now, deadline)
-		if !r.mayDelete(key) && len(cut) == 0 {
+		lost, open := r.noteEndpoints(key)
+		if !r.mayDelete(key) && len(lost) == 0 && !open {
 			continue
 		}
 		conns, err := r.kernel.IPVS.Connections(key)
@@ -110,17 +145,21 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			continue
 		}
 		want, desired := r.desiredServer(key)
-		for dest := range d.draining[key] {
+		for dest, silence := range d.draining[key] {
 			if desired && want.is(dest, plan.IsRealServer) {
 				d.remove(key, dest) // desired again; after an unanswered write, a resync may have found its weight restored
 				continue
 			}
-			unreachable, mustCut := cut[dest]
+			if silence.removed {
+				silence.update(now, conns[dest])
+				d.draining[key][dest] = silence
+			}
+			_, unreachable := lost[dest]
 			left := conns[dest].Active + conns[dest].Inactive
-			if mustCut || left == 0 && r.mayDelete(key) {
+			if unreachable || silence.exceeds(deadline, now) || left == 0 && r.mayDelete(key) {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
-				open[c] = Cut{key, dest, left, unreachable}
+				cuts[c] = Cut{key, dest, left, unreachable}
 				d.pace.spend()
 			}
 		}
@@ -129,7 +168,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 	for _, c := range changes {
 		if s := r.cachedServer(c.Key); s == nil || !s.has(c.Dest) {
 			d.remove(c.Key, c.Dest)
-			if cut := open[c]; cut.Connections > 0 {
+			if cut := cuts[c]; cut.Connections > 0 {
 				d.cuts = append(d.cuts, cut)
 			}
 		}
@@ -146,30 +185,26 @@ func (r *Reconciler) DeleteDrained(now time.Time) (Problems, []Cut) {
 	return problems, r.drainer.takeCuts()
 }
 
-// toCut returns the draining real servers of a virtual server that are removed even if they
-// have connections, and whether that is because their node is unreachable.
-func (r *Reconciler) toCut(key ipvs.Key, now time.Time, deadline time.Duration) map[netip.AddrPort]bool {
-	var cut map[netip.AddrPort]bool
+// noteEndpoints notes which draining real servers of a virtual server have no endpoint any more. It
+// returns those on unreachable nodes, and whether one without an endpoint may have connections.
+func (r *Reconciler) noteEndpoints(key ipvs.Key) (lost map[netip.AddrPort]struct{}, open bool) {
 	want, desired := r.desiredForDraining(key)
-	for dest, since := range r.drainer.draining[key] {
-		switch {
-		case desired && want.is(dest, plan.IsEndpoint):
-			since = time.Time{}
-		case since.IsZero():
-			since = now
+	for dest, s := range r.drainer.draining[key] {
+		if desired && want.is(dest, plan.IsEndpoint) {
+			s = silence{}
+		} else {
+			s.removed = true
 		}
-		r.drainer.draining[key][dest] = since // since when it has had no endpoint
-		late := !since.IsZero() && now.Sub(since) >= deadline
-		lost := desired && want.is(dest, plan.IsUnreachable)
-		if !late && !lost {
-			continue
+		r.drainer.draining[key][dest] = s
+		open = open || s.removed && s.mayBeOpen()
+		if desired && want.is(dest, plan.IsUnreachable) {
+			if lost == nil {
+				lost = map[netip.AddrPort]struct{}{}
+			}
+			lost[dest] = struct{}{}
 		}
-		if cut == nil {
-			cut = map[netip.AddrPort]bool{}
-		}
-		cut[dest] = lost
 	}
-	return cut
+	return lost, open
 }
 
 // mayDelete reports whether a draining real server without connections may be deleted now.

@@ -14,8 +14,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// TestDeadlineOfADrainingRealServer has connections that stay open for days. They last while
-// the endpoint exists, ready or not, and until the deadline once it is deleted.
+// TestDeadlineOfADrainingRealServer has connections that stay open for days. They last while the
+// endpoint exists, ready or not, and after it has left the Service while it answers its clients.
+// They end if it has not answered for the time of the deadline.
 func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	w := newWorld(t)
 	w.now = time.Unix(1e9, 0)
@@ -25,31 +26,44 @@ func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	notReady.Ports[0].Endpoints[0].Ready = false
 	without := clusterIP("a", "10.96.0.1", "10.244.0.3:8000")
 	w.start(both())
-	w.IPVS.SetConnections(k, dest, ipvs.Connections{Active: 1})
-	there := func(after time.Duration, want bool, when string) {
+	conns := ipvs.Connections{Active: 1}
+	const minutes = 60 * 24
+	// goOn checks the real server every minute, after clients have sent and received packets.
+	goOn := func(when string, minutes int, in, out uint32, want bool) {
 		t.Helper()
-		w.drain()
-		w.now = w.now.Add(after)
-		if err := w.drain().Err(); err != nil {
-			t.Fatal(err)
+		for range minutes {
+			w.now = w.now.Add(time.Minute)
+			conns.In, conns.Out = conns.In+in, conns.Out+out
+			w.IPVS.SetConnections(k, dest, conns)
+			if err := w.drain().Err(); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if _, is := w.realServers(k)[dest]; is != want {
 			t.Errorf("%s: there %v", when, is)
 		}
 	}
+	const limit = int(deadline / time.Minute)
+	w.IPVS.SetConnections(k, dest, conns)
 	w.mustApply(notReady)
-	there(24*time.Hour, true, "a day unready")
+	goOn("unready, does not answer", minutes, 1, 0, true)
 	w.mustApply(without)
-	there(deadline-time.Second, true, "before the deadline")
+	goOn("the kernel does not count", minutes, 0, 0, true)
+	goOn("answers", minutes, 3, 2, true)
+	goOn("only sends", minutes, 0, 1, true)
+	goOn("got a packet that needs no answer", 1, 1, 0, true)
+	goOn("silent since then", minutes, 0, 0, true)
+	goOn("answers again", 1, 1, 1, true)
+	goOn("has not answered for less than the deadline", limit, 1, 0, true)
 	w.mustApply(notReady)
-	there(24*time.Hour, true, "came back unready")
+	goOn("came back unready", minutes, 1, 0, true)
 	w.mustApply(without)
-	there(deadline-time.Second, true, "before the deadline, which begins anew")
+	goOn("has not answered since less than the deadline", limit, 1, 0, true)
 	if _, err := w.observe(); err != nil { // a full comparison changes nothing
 		t.Fatal(err)
 	}
 	w.reconciler.Flush()
-	there(time.Second, false, "after the deadline")
+	goOn("has not answered for the time of the deadline", 2, 1, 0, false)
 	if n := w.reconciler.drainer.count; n != 0 {
 		t.Errorf("%d draining", n)
 	}

@@ -97,9 +97,13 @@ func TestPacingDelaysNothingElse(t *testing.T) {
 		w.IPVS.SetConnections(k, last, ipvs.Connections{Active: 1})
 		w.reconciler.drainer.pace = pace{at: w.now}
 		w.waiting("none is allowed", paceBurst+more)
-		w.now = w.now.Add(deadline)
-		w.reconciler.drainer.pace = pace{at: w.now}
-		w.waiting("at the deadline", 0)
+		for i := range 3 {
+			w.IPVS.SetConnections(k, last, ipvs.Connections{Active: 1, In: uint32(i)})
+			w.now = w.now.Add(deadline)
+			w.reconciler.drainer.pace = pace{at: w.now}
+			w.drain()
+		}
+		w.waiting("at the deadline", paceBurst+more-1)
 		if cuts := w.reconciler.drainer.takeCuts(); !slices.Equal(cuts, []Cut{{k, last, 1, false}}) {
 			t.Errorf("cut: %v", cuts)
 		}

@@ -117,7 +117,7 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 		retired:   map[ipvs.Key]ipvs.Key{},
 		foreign:   ipvs.State{},
 		unsure:    map[ipvs.Key]struct{}{},
-		drainer:   drainer{draining: map[ipvs.Key]map[netip.AddrPort]time.Time{}},
+		drainer:   drainer{draining: map[ipvs.Key]map[netip.AddrPort]silence{}},
 	}
 	r.node.own.owner = nodeOwner
 	r.members.counted = func(key memberKey, by int) {

@@ -299,7 +299,8 @@ func (c *connections) testUDPDrain() {
 }
 
 // testDrainDeadline leaves connections open. A connection to a terminating endpoint
-// continues. When the endpoint is removed, the client is reset after the deadline.
+// continues, and so does one to an endpoint that is removed, while its pod answers. When
+// the pod does not answer any more, the client is reset after the deadline.
 func (c *connections) testDrainDeadline() {
 	svc, connection, ends := c.opened("deadline", "10.96.1.4", lab.TCP)
 	defer connection.Close()
@@ -309,9 +310,13 @@ func (c *connections) testDrainDeadline() {
 		c.t.Errorf("four deadlines after %s began to terminate: %s", ends, answer)
 	}
 	c.set(svc, stays)
-	if answer := connection.Ask(lab.DialTimeout); answer.Server != ends {
-		c.t.Errorf("as soon as %s is gone: %s", ends, answer)
+	for since := time.Now(); time.Since(since) < 6*drainDeadline; time.Sleep(drainDeadline / 6) {
+		if answer := connection.Ask(lab.DialTimeout); answer.Server != ends {
+			c.t.Fatalf("%s is removed and answers: %s", ends, answer)
+		}
 	}
+	gone(c.pods[ends], true)
+	defer gone(c.pods[ends], false)
 	lab.Eventually(c.t, syncLimit, "the connection is reset", func() error {
 		answer := connection.Ask(lab.DialTimeout)
 		if answer.Outcome() != lab.Reset {
@@ -319,6 +324,14 @@ func (c *connections) testDrainDeadline() {
 		}
 		return nil
 	})
+}
+
+// gone makes a pod drop all packets, as one that does not exist any more, or accept them again.
+func gone(pod *lab.Pod, drops bool) {
+	op := map[bool]string{true: "-I", false: "-D"}[drops]
+	for _, program := range []string{"iptables", "ip6tables"} {
+		pod.Exec(program, "-w", op, "INPUT", "-j", "DROP")
+	}
 }
 
 // testOneSourcePort checks the kernel limit in docs/concepts/connections.md: of two

@@ -200,8 +200,11 @@ func TestReliabilityDraining(t *testing.T) {
 	d.start("--udp-drain")
 	kept, drained := d.stay("a process was killed that drained web2", lab.TCP), d.stay("a process was killed that drained web2", lab.UDP)
 	since = d.becomes()
-	moved = max(moved, d.move("web2 is gone", since))
-	deadline := d.reset("web2 is gone", since)
+	moved = max(moved, d.move("web2 is removed", since))
+	d.stay("web2 is removed, and answers", lab.TCP)
+	gone(web2, true)
+	deadline := d.reset("web2 is gone", time.Now())
+	gone(web2, false)
 
 	d.becomes(ready(web2))
 	d.open()
@@ -222,7 +225,7 @@ func TestReliabilityDraining(t *testing.T) {
 		reliability.Figure{Name: "of all these, lost", Value: float64(d.lost)},
 		reliability.Figure{Name: "UDP flows without it: time until the last one moved to another endpoint", Value: moved.Seconds(), Unit: "s", Shows: "on an emulated node that tests one flow after the other"},
 		reliability.Figure{Name: "SCTP associations, which end at once", Value: float64(ended)},
-		reliability.Figure{Name: "TCP connections to a removed endpoint: time until the last one was reset", Value: deadline.Seconds(), Unit: "s", Shows: fmt.Sprintf("with a deadline of %s, checked every 5 s", drainDeadline)},
+		reliability.Figure{Name: "TCP connections to a removed endpoint that does not answer any more: time until the last one was reset", Value: deadline.Seconds(), Unit: "s", Shows: fmt.Sprintf("with a deadline of %s, checked every 5 s", drainDeadline)},
 		reliability.Figure{Name: "UDP flows to a failed node: time until the last one moved to another endpoint", Value: elsewhere.Seconds(), Unit: "s", Shows: "after its endpoint became unready"},
 		reliability.Figure{Name: "TCP connections to it: time until the last one was reset", Value: flushed.Seconds(), Unit: "s", Shows: "after its endpoint was removed"},
 		reliability.Figure{Name: "new connections meanwhile, of every protocol", Value: float64(fresh), Shows: "all answered by the remaining endpoints"},

@@ -41,17 +41,26 @@ func HasAnnotation(annotation string) bool {
 	return annotation == corev1.EndpointsLastChangeTriggerTime || strings.HasPrefix(annotation, service.AnnotationPrefix)
 }
 
-// only returns the wanted entries of a map, or nil.
+// only returns the wanted entries of a map, or nil. It returns the map itself if all are wanted,
+// as in objects that package apiclient has trimmed.
 func only(wanted func(string) bool, of map[string]string) map[string]string {
-	var kept map[string]string
-	for key, value := range of {
+	dropped := 0
+	for key := range of {
 		if !wanted(key) {
-			continue
+			dropped++
 		}
-		if kept == nil {
-			kept = map[string]string{}
+	}
+	switch dropped {
+	case len(of):
+		return nil
+	case 0:
+		return of
+	}
+	kept := make(map[string]string, len(of)-dropped)
+	for key, value := range of {
+		if wanted(key) {
+			kept[key] = value
 		}
-		kept[key] = value
 	}
 	return kept
 }

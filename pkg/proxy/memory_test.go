@@ -18,7 +18,7 @@ import (
 
 // mostOfObjects is how many bytes may be kept of the objects of a Service with two
 // endpoints.
-const mostOfObjects = 850
+const mostOfObjects = 630
 
 // BenchmarkObjects shows how much memory is kept of the objects of a Service with two
 // endpoints, as a cluster has them.

@@ -26,17 +26,39 @@ type Kernel struct {
 	writes   []string // all writes, in order
 	// written, if set, is called before each write takes effect.
 	written func()
+	parsed  *rulesets // of this kernel and its clones
+}
+
+// rulesets are parsed rules by their text. Most states of a kernel have the same rules.
+type rulesets struct {
+	mu   sync.Mutex
+	have map[string]nat.Ruleset
+}
+
+func (r *rulesets) parse(text string) (nat.Ruleset, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rules, ok := r.have[text]; ok {
+		return rules, nil
+	}
+	rules, err := nat.ParseSave(text)
+	if err == nil {
+		r.have[text] = rules
+	}
+	return rules, err
 }
 
 // NewKernel returns a kernel that has only the scenario's network.
 func NewKernel(s *Scenario) *Kernel {
-	k := &Kernel{Node: fakenode.New(parameters(s)), scenario: s}
+	k := &Kernel{Node: fakenode.New(parameters(s)), scenario: s, parsed: &rulesets{have: map[string]nat.Ruleset{}}}
 	k.setNetwork(s)
 	return k
 }
 
 // Clone returns a kernel with the same state, for a process that starts on it.
-func (k *Kernel) Clone() *Kernel { return &Kernel{Node: k.Node.Clone(), scenario: k.scenario} }
+func (k *Kernel) Clone() *Kernel {
+	return &Kernel{Node: k.Node.Clone(), scenario: k.scenario, parsed: k.parsed}
+}
 
 // setNetwork replaces foreign network state by a scenario's. Our policy rules stay.
 func (k *Kernel) setNetwork(s *Scenario) {
@@ -160,7 +182,7 @@ func (k *Kernel) apply() reconcile.Kernel {
 func (k *Kernel) Observed(family ip.Family) (*trace.Node, error) {
 	n := &trace.Node{Family: family, Links: k.scenario.Node.Inventory.Links, Sysctls: k.Sysctl.Values()}
 	var err error
-	if n.Ruleset, err = nat.ParseSave(k.NAT[family].Save()); err != nil {
+	if n.Ruleset, err = k.parsed.parse(k.NAT[family].Save()); err != nil {
 		return nil, err
 	}
 	if n.Sets, err = k.IPSet.Observe(func(string) bool { return true }); err != nil {

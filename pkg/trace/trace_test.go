@@ -608,4 +608,9 @@ func TestContinue(t *testing.T) {
 	if v := e.Continue(dropping, open[0]); v.Outcome != Dropped {
 		t.Errorf("with rules that drop the reply: %s", v)
 	}
+	unknown := newNode(t, "10.244.1.5:8080")
+	unknown.Ruleset[nat.Filter] = nat.Contents{Chains: map[string][]nat.Rule{"INPUT": {"-m conntrack --ctstate ESTABLISHED -m unknown --option -j DROP"}}}
+	if v := e.Continue(unknown, open[0]); v.Outcome != Undecided || !strings.Contains(v.Reason, "unsupported match unknown --option") {
+		t.Errorf("with a rule that cannot be evaluated: %s", v)
+	}
 }

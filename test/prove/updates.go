@@ -689,7 +689,8 @@ func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node)
 		c.result(c.after, k)
 	}
 	for _, o := range all {
-		if r := c.evaluateNext(c.after, o); r.Verdict.Outcome == trace.Answered {
+		// judge reports a connection whose verdict is Undecided.
+		if r := c.evaluateNext(c.after, o); r.Verdict.Outcome == trace.Answered || r.Verdict.Outcome == trace.Undecided {
 			c.opened = append(c.opened, o)
 			c.after.opened = append(c.after.opened, r)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -256,9 +257,14 @@ func syns(c *lab.Capture) int {
 // opened creates a Service with both pods, connects to it, and returns which pod
 // answered.
 func (c *connections) opened(name, ip string, protocol lab.Protocol) (svc *corev1.Service, connection *lab.Connection, ends string) {
+	return c.openedFrom(0, name, ip, protocol)
+}
+
+// openedFrom is opened with a source port.
+func (c *connections) openedFrom(port uint16, name, ip string, protocol lab.Protocol) (svc *corev1.Service, connection *lab.Connection, ends string) {
 	svc = newPair(name, ip)
 	c.add(svc)
-	connection, err := c.caller.Connect(lab.DialTimeout, protocol, at(ip, 80))
+	connection, err := c.caller.ConnectFrom(port, lab.DialTimeout, protocol, at(ip, 80))
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -302,7 +308,8 @@ func (c *connections) testUDPDrain() {
 // continues, and so does one to an endpoint that is removed, while its pod answers. When
 // the pod does not answer any more, the client is reset after the deadline.
 func (c *connections) testDrainDeadline() {
-	svc, connection, ends := c.opened("deadline", "10.96.1.4", lab.TCP)
+	const port = 41990
+	svc, connection, ends := c.openedFrom(port, "deadline", "10.96.1.4", lab.TCP)
 	defer connection.Close()
 	stays := c.terminate(svc, ends)
 	time.Sleep(4 * drainDeadline)
@@ -315,8 +322,7 @@ func (c *connections) testDrainDeadline() {
 			c.t.Fatalf("%s is removed and answers: %s", ends, answer)
 		}
 	}
-	gone(c.pods[ends], true)
-	defer gone(c.pods[ends], false)
+	gone(c.pods[ends], true, "-p", "tcp", "--sport", fmt.Sprint(port))
 	lab.Eventually(c.t, syncLimit, "the connection is reset", func() error {
 		answer := connection.Ask(lab.DialTimeout)
 		if answer.Outcome() != lab.Reset {
@@ -326,11 +332,12 @@ func (c *connections) testDrainDeadline() {
 	})
 }
 
-// gone makes a pod drop all packets, as one that does not exist any more, or accept them again.
-func gone(pod *lab.Pod, drops bool) {
+// gone makes a pod drop the packets that match, as one that does not exist any more, or accept
+// them again.
+func gone(pod *lab.Pod, drops bool, match ...string) {
 	op := map[bool]string{true: "-I", false: "-D"}[drops]
 	for _, program := range []string{"iptables", "ip6tables"} {
-		pod.Exec(program, "-w", op, "INPUT", "-j", "DROP")
+		pod.Exec(program, slices.Concat([]string{"-w", op, "INPUT"}, match, []string{"-j", "DROP"})...)
 	}
 }
 

@@ -135,7 +135,9 @@ func (s *setup) check(t *testing.T, m measurement) {
 }
 
 // kubeProxy programs the node as kube-proxy does.
-func kubeProxy(_ *testing.T, c *lab.ENICluster, _ image) { lab.KubeProxyRules(c.Node, c.VIP, c.Endpoints...) }
+func kubeProxy(_ *testing.T, c *lab.ENICluster, _ image) {
+	lab.KubeProxyRules(c.Node, c.VIP, c.Endpoints...)
+}
 
 // image is the unpacked container image.
 type image struct {

@@ -20,81 +20,84 @@ import (
 func Cleanup(cfg *plan.Config, kernel Kernel) (kubeProxyActive bool, err error) {
 	r := New(cfg, kernel, Periods{})
 	r.setNode(plan.ForNode(cfg, &plan.Node{}))
-	return r.cleanup()
+	return (&cleaner{r}).cleanup()
 }
+
+// cleaner removes everything from the kernel that is ours.
+type cleaner struct{ *Reconciler }
 
 // cleanup deletes rules first, so that no rule refers to the sets, and virtual servers while
 // the sets still say which ones are ours.
-func (r *Reconciler) cleanup() (kubeProxyActive bool, err error) {
-	o, err := r.beginObserve(everything)()
+func (cl *cleaner) cleanup() (kubeProxyActive bool, err error) {
+	o, err := cl.beginObserve(everything)()
 	if err != nil {
 		return false, err
 	}
-	r.runResync(o)
+	cl.runResync(o)
 	var errs []error
-	for family, k := range r.kernel.NAT {
-		errs = append(errs, kernel.Join(r.kernel.writeNAT(k, nat.Diff(r.rulesToRemove(family, r.cached.nat[family]), nat.State{}))))
+	for family, k := range cl.kernel.NAT {
+		errs = append(errs, kernel.Join(cl.kernel.writeNAT(k, nat.Diff(cl.rulesToRemove(family, cl.cached.nat[family]), nat.State{}))))
 	}
-	f := &flush{Reconciler: r}
-	f.flushAll(r.leftoverSections(r.rulesToRemove, func(ip.Family) {})...)
+	f := &flush{Reconciler: cl.Reconciler}
+	f.flushAll(cl.leftoverSections(cl.rulesToRemove, func(ip.Family) {})...)
 	errs = append(errs, f.problems.Err())
-	for family, err := range r.cached.leftovers.unread {
-		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, r.kernel.Leftovers.Programs, err))
+	for family, err := range cl.cached.leftovers.unread {
+		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, cl.kernel.Leftovers.Programs, err))
 	}
-	if r.kernel.Loopback != nil {
-		errs = append(errs, kernel.Join(r.kernel.writeLoopback(nft.DiffLoopback(o.loopback, nil))))
+	if cl.kernel.Loopback != nil {
+		errs = append(errs, kernel.Join(cl.kernel.writeLoopback(nft.DiffLoopback(o.loopback, nil))))
 	}
-	if r.kubeProxyErr != nil {
-		errs = append(errs, fmt.Errorf("kube-proxy's nftables tables may remain: %w", r.kubeProxyErr))
+	if cl.kubeProxyErr != nil {
+		errs = append(errs, fmt.Errorf("kube-proxy's nftables tables may remain: %w", cl.kubeProxyErr))
 	}
-	if r.kernel.KubeProxy != nil {
-		errs = append(errs, kernel.Join(r.kernel.writeKubeProxy(r.tablesToRemove())))
+	if cl.kernel.KubeProxy != nil {
+		errs = append(errs, kernel.Join(cl.kernel.writeKubeProxy(cl.tablesToRemove())))
 	}
-	servers, inUse := r.serversToRemove()
+	servers, inUse := cl.serversToRemove()
 	errs = append(append(errs, inUse...),
-		kernel.Join(r.kernel.writeIPVS(servers)),
-		kernel.Join(r.kernel.writeRouting(r.routingRemovals())),
-		kernel.Join(r.kernel.writeSets(removals(r.setsToRemove(servers)))))
-	return r.kubeProxyActive(), errors.Join(errs...)
+		kernel.Join(cl.kernel.writeIPVS(servers)),
+		kernel.Join(cl.kernel.writeRouting(cl.routingRemovals())),
+		kernel.Join(cl.kernel.writeSets(removals(cl.setsToRemove(servers)))))
+	return cl.kubeProxyActive(), errors.Join(errs...)
 }
 
 // NotTakenOver returns the families whose rules are still ours: no kube-proxy has replaced
 // them.
 func NotTakenOver(cfg *plan.Config, kernel Kernel) ([]ip.Family, error) {
-	return New(cfg, kernel, Periods{}).notTakenOver()
+	return (&cleaner{New(cfg, kernel, Periods{})}).notTakenOver()
 }
 
-func (r *Reconciler) notTakenOver() ([]ip.Family, error) {
-	o, err := r.beginObserve(extent{rules: true})()
+func (cl *cleaner) notTakenOver() ([]ip.Family, error) {
+	o, err := cl.beginObserve(extent{rules: true})()
 	if err != nil {
 		return nil, err
 	}
 	if o.kubeProxyErr != nil {
 		return nil, o.kubeProxyErr
 	}
-	r.takeRules(o)
-	return slices.DeleteFunc(slices.Clone(r.cfg.Families), func(f ip.Family) bool {
-		_, rules := r.cached.nat[f].Chains[servicesChain(f)]
-		return !rules || r.successor(f) != &noSuccessor
+	cl.takeRules(o)
+	return slices.DeleteFunc(slices.Clone(cl.cfg.Families), func(f ip.Family) bool {
+		_, rules := cl.cached.nat[f].Chains[servicesChain(f)]
+		return !rules || cl.successor(f) != &noSuccessor
 	}), nil
 }
 
-func (r *Reconciler) routingRemovals() []routing.Change {
+func (cl *cleaner) routingRemovals() []routing.Change {
 	var changes []routing.Change
-	for rule := range r.cached.rules {
+	for rule := range cl.cached.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
-	for _, routes := range []map[routing.Route]struct{}{r.staleRoutes, r.cached.routes} {
+	for _, routes := range []map[routing.Route]struct{}{cl.staleRoutes, cl.cached.routes} {
 		for route := range routes {
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
-	for v := range r.vips.allExisting() {
-		if route, ok := r.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
+	for v := range cl.vips.allExisting() {
+		if route, ok := cl.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
-	return append(changes, r.linkRemovals()...)
+	return append(changes, cl.linkRemovals()...)
 }
 
 func removals(sets []ipset.Set) []ipset.Change {

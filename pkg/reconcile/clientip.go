@@ -38,10 +38,10 @@ var clientIPSetOf = func() map[string]string {
 // by then.
 // Members of plan.Local wait for Prune while rules of another configuration serve: those may not
 // masquerade internal clients at the virtual server of the address.
-func (r *Reconciler) setFoundDirty(o *ownedState) {
+func (t *tables) setFoundDirty(o *ownedState) {
 	found := func(set string, entry ipset.Entry) {
-		if m := r.members.records.Get(r.sets.key(plan.Member{Set: set, Entry: entry})); m != nil && m.exists {
-			r.members.setDirty(m)
+		if m := t.members.records.Get(t.sets.key(plan.Member{Set: set, Entry: entry})); m != nil && m.exists {
+			t.members.setDirty(m)
 		}
 	}
 	for _, s := range o.servers {
@@ -52,12 +52,12 @@ func (r *Reconciler) setFoundDirty(o *ownedState) {
 		for _, name := range clientIPAddressSets {
 			found(name.In(family), entry)
 		}
-		if r.rulesCurrent {
+		if t.rulesCurrent {
 			found(plan.Local.In(family), entry)
 		}
 	}
 	for _, m := range o.members {
-		full := r.sets.member(m.key)
+		full := t.sets.member(m.key)
 		if set, ok := clientIPSetOf[full.Set]; ok {
 			found(set, full.Entry)
 		}

@@ -21,9 +21,9 @@ func isDemand(name string) bool {
 }
 
 // demand records that a set of plan.Demands is in use.
-func (r *Reconciler) demand(name string) {
-	r.sets.get(name).demanded = true
-	r.useSet(name)
+func (t *tables) demand(name string) {
+	t.sets.get(name).demanded = true
+	t.useSet(name)
 }
 
 // demandPeriod is the time between two reads of the sets. TCP sends a dropped SYN again after
@@ -50,8 +50,8 @@ func (r *Reconciler) checkDemands(now time.Time) {
 
 // demanded returns the sets whose rules on demand the node's plan does not have yet, although
 // the sets are in use.
-func (r *Reconciler) demanded() []string {
-	return slices.DeleteFunc(slices.Clone(r.node.Demands), func(name string) bool { return !r.uses[name] })
+func (ns *nodeSections) demanded() []string {
+	return slices.DeleteFunc(slices.Clone(ns.node.Demands), func(name string) bool { return !ns.uses[name] })
 }
 
 // flushDemanded writes rules on demand, and then removes their placeholder rules.
@@ -63,11 +63,11 @@ func (r *Reconciler) flushDemanded() Problems {
 }
 
 // recordDemands marks as in use each set whose rules on demand exist already.
-func (r *Reconciler) recordDemands() {
-	for _, family := range r.cfg.Families {
+func (ns *nodeSections) recordDemands() {
+	for _, family := range ns.cfg.Families {
 		for _, d := range plan.Demands {
-			if _, written := r.cached.nat[family].Chains[d.Rules(family)]; written {
-				r.demand(d.Set.In(family))
+			if _, written := ns.cached.nat[family].Chains[d.Rules(family)]; written {
+				ns.demand(d.Set.In(family))
 			}
 		}
 	}
@@ -75,10 +75,10 @@ func (r *Reconciler) recordDemands() {
 
 // refusedDemands marks as in use each set whose placeholder rules the kernel or iptables
 // refuses. Their rules on demand are then written at once.
-func (r *Reconciler) refusedDemands(omitted []nat.OmittedRule) {
+func (ns *nodeSections) refusedDemands(omitted []nat.OmittedRule) {
 	for _, o := range omitted {
 		for _, name := range nat.Arguments(o.Rule, "--add-set") {
-			r.demand(name)
+			ns.demand(name)
 		}
 	}
 }

@@ -21,6 +21,7 @@ type drainer struct {
 	toCheck  []ipvs.Key // virtual servers that this round has not checked yet
 	pace     pace       // of deletions
 	cuts     []Cut      // since the last call of takeCuts
+	checkAt  time.Time  // next check
 }
 
 // silence tells for how long a draining real server without an endpoint has not answered.
@@ -187,15 +188,15 @@ func (r *Reconciler) DeleteDrained(now time.Time) (Problems, []Cut) {
 
 // noteEndpoints notes which draining real servers of a virtual server have no endpoint any more. It
 // returns those on unreachable nodes, and whether one without an endpoint may have connections.
-func (r *Reconciler) noteEndpoints(key ipvs.Key) (lost map[netip.AddrPort]struct{}, open bool) {
-	want, desired := r.desiredForDraining(key)
-	for dest, s := range r.drainer.draining[key] {
+func (t *tables) noteEndpoints(key ipvs.Key) (lost map[netip.AddrPort]struct{}, open bool) {
+	want, desired := t.desiredForDraining(key)
+	for dest, s := range t.drainer.draining[key] {
 		if desired && want.is(dest, plan.IsEndpoint) {
 			s = silence{}
 		} else {
 			s.removed = true
 		}
-		r.drainer.draining[key][dest] = s
+		t.drainer.draining[key][dest] = s
 		open = open || s.removed && s.mayBeOpen()
 		if desired && want.is(dest, plan.IsUnreachable) {
 			if lost == nil {
@@ -211,22 +212,22 @@ func (r *Reconciler) noteEndpoints(key ipvs.Key) (lost map[netip.AddrPort]struct
 // Retired virtual servers do not wait, because they are deleted with their last real server.
 // Nor do those with a scheduler that hashes: it may assign clients to a real server of weight 0,
 // and refuse them (ip_vs_sh_schedule, ip_vs_dh_schedule).
-func (r *Reconciler) mayDelete(key ipvs.Key) bool {
-	if r.drainer.pace.left() {
+func (t *tables) mayDelete(key ipvs.Key) bool {
+	if t.drainer.pace.left() {
 		return true
 	}
-	want, desired := r.desiredServer(key)
+	want, desired := t.desiredServer(key)
 	return !desired || ipvs.Hashes(want.settings.Value().Scheduler)
 }
 
 // desiredForDraining returns the desired virtual server that lists the endpoints of key's
 // draining real servers: that of key itself or, if key is retired, of its address and port.
-func (r *Reconciler) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
-	if want, desired := r.desiredServer(key); desired {
+func (t *tables) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
+	if want, desired := t.desiredServer(key); desired {
 		return want, true
 	}
-	address, _ := r.addressOf(key)
-	if s := r.servers.records.Get(address); s != nil && s.wanted() {
+	address, _ := t.addressOf(key)
+	if s := t.servers.records.Get(address); s != nil && s.wanted() {
 		return &s.value, true
 	}
 	return nil, false

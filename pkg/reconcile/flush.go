@@ -317,27 +317,27 @@ func (f *flush) addFlowsOf(v *vipRecord) {
 
 // removed handles deletions of VIPs that the kernel reported, our own included. It clears the
 // cached state of desired VIPs, so that the next Flush claims them again, and returns their number.
-func (r *Reconciler) removed(removals []routing.Removal) int {
+func (t *tables) removed(removals []routing.Removal) int {
 	n := 0
 	for _, l := range removals {
-		v := r.vips.records.Get(plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)})
+		v := t.vips.records.Get(plan.VIP{Addr: l.Addr, Claim: t.claimOf(l.Table)})
 		if v != nil && v.wanted() && v.exists {
-			r.vips.clearCached(v)
-			r.vips.setDirty(v)
+			t.vips.clearCached(v)
+			t.vips.setDirty(v)
 			n++
 		}
 	}
-	r.vipsRemoved = r.vipsRemoved || n > 0
+	t.vipsRemoved = t.vipsRemoved || n > 0
 	return n
 }
 
 // claimOf returns the claim of a VIP that has a route in a table, or an address if table is
 // 0.
-func (r *Reconciler) claimOf(table int) plan.ClaimMode {
+func (t *tables) claimOf(table int) plan.ClaimMode {
 	switch table {
 	case 0:
 		return plan.ClaimAddress
-	case r.cfg.VIPs.Table:
+	case t.cfg.VIPs.Table:
 		return plan.ClaimPort
 	}
 	return plan.ClaimRoute

@@ -162,6 +162,6 @@ func (r *Reconciler) assignMarks(name types.NamespacedName, desired plan.Service
 
 // releaseMarks frees the fwmarks that neither a Service nor the kernel uses. If it freed any,
 // it returns the Services that lack a fwmark; Set must be called for them again.
-func (r *Reconciler) releaseMarks() []types.NamespacedName {
-	return r.fwmarks.release(func(key ipvs.Key, index uint32) bool { return r.kernelUsesMark(key, r.cfg.LocalMark.Mark(index)) })
+func (t *tables) releaseMarks() []types.NamespacedName {
+	return t.fwmarks.release(func(key ipvs.Key, index uint32) bool { return t.kernelUsesMark(key, t.cfg.LocalMark.Mark(index)) })
 }

@@ -44,25 +44,25 @@ func (r reader) readLeftovers() leftovers {
 
 // leftovers are removed once every Service is served without them and our rules of their
 // family are written, a section for each family.
-func (r *Reconciler) leftovers() []nodeSection {
+func (ns *nodeSections) leftovers() []nodeSection {
 	written := func(family ip.Family, s nat.State) nat.State {
-		if len(s.Chains)+len(s.Jumps) > 0 && !r.rulesWritten(family) {
+		if len(s.Chains)+len(s.Jumps) > 0 && !ns.rulesWritten(family) {
 			return nat.State{}
 		}
 		return s
 	}
-	return r.leftoverSections(written, func(f ip.Family) { delete(r.cached.leftovers.nat, f) })
+	return ns.leftoverSections(written, func(f ip.Family) { delete(ns.cached.leftovers.nat, f) })
 }
 
 // leftoverSections removes the leftovers that pick selects of each family. A chain that
 // another program's rule refers to stays.
-func (r *Reconciler) leftoverSections(pick func(ip.Family, nat.State) nat.State, done func(ip.Family)) []nodeSection {
+func (ns *nodeSections) leftoverSections(pick func(ip.Family, nat.State) nat.State, done func(ip.Family)) []nodeSection {
 	var sections []nodeSection
-	for family, k := range r.kernel.Leftovers.NAT {
+	for family, k := range ns.kernel.Leftovers.NAT {
 		sections = append(sections, section[nat.Change]{
-			diff: func() []nat.Change { return nat.Diff(pick(family, r.cached.leftovers.nat[family]), nat.State{}) },
+			diff: func() []nat.Change { return nat.Diff(pick(family, ns.cached.leftovers.nat[family]), nat.State{}) },
 			write: func(changes []nat.Change) []nat.Failure {
-				return slices.DeleteFunc(r.kernel.writeNAT(k, changes), func(f nat.Failure) bool { return errors.Is(f, unix.EMLINK) })
+				return slices.DeleteFunc(ns.kernel.writeNAT(k, changes), func(f nat.Failure) bool { return errors.Is(f, unix.EMLINK) })
 			},
 			done: whole[nat.Change](func() { done(family) }),
 		})
@@ -71,18 +71,18 @@ func (r *Reconciler) leftoverSections(pick func(ip.Family, nat.State) nat.State,
 }
 
 // unseen describes where leftovers may be that cannot be read.
-func (r *Reconciler) unseen() []string {
+func (ns *nodeSections) unseen() []string {
 	var out []string
-	if r.kernel.Leftovers.Unseen {
+	if ns.kernel.Leftovers.Unseen {
 		out = append(out, "the iptables back end that kube-ipvs does not use may hold rules of kube-proxy, which take effect before IPVS, and its programs are not installed: install the complete iptables package, or remove such rules")
 	}
 	for _, family := range ip.Families {
-		if err := r.cached.leftovers.unread[family]; err != nil {
-			out = append(out, fmt.Sprintf("cannot read the %s rules in %s, where kube-proxy may have left some: %v", family, r.kernel.Leftovers.Programs, err))
+		if err := ns.cached.leftovers.unread[family]; err != nil {
+			out = append(out, fmt.Sprintf("cannot read the %s rules in %s, where kube-proxy may have left some: %v", family, ns.kernel.Leftovers.Programs, err))
 		}
 	}
-	if r.kubeProxyErr != nil {
-		out = append(out, fmt.Sprintf("cannot read nftables, where kube-proxy may have left tables: %v", r.kubeProxyErr))
+	if ns.kubeProxyErr != nil {
+		out = append(out, fmt.Sprintf("cannot read nftables, where kube-proxy may have left tables: %v", ns.kubeProxyErr))
 	}
 	return out
 }

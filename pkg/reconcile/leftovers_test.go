@@ -102,7 +102,7 @@ func TestUnreadableLeftovers(t *testing.T) {
 	if unseen := w.reconciler.unseen(); len(unseen) != 1 || !strings.Contains(unseen[0], "iptables-legacy") || !strings.Contains(unseen[0], "not today") {
 		t.Errorf("unseen: %q", unseen)
 	}
-	if _, err := w.reconciler.cleanup(); err == nil || !strings.Contains(err.Error(), "not today") {
+	if _, err := w.cleaner().cleanup(); err == nil || !strings.Contains(err.Error(), "not today") {
 		t.Errorf("cleanup: %v", err)
 	}
 }
@@ -115,8 +115,8 @@ func TestCleanupBesideOtherBackEnd(t *testing.T) {
 	}
 	w.restart()
 	other := w.addLeftovers(ofIptablesMode + "*nat\n:KUBE-IPVS-OLD - [0:0]\nCOMMIT\n")
-	if _, err := w.reconciler.cleanup(); err != nil || !w.reconciler.kubeProxyActive() {
-		t.Errorf("given back: %v, %v", w.reconciler.kubeProxyActive(), err)
+	if _, err := w.cleaner().cleanup(); err != nil || !w.cleaner().kubeProxyActive() {
+		t.Errorf("given back: %v, %v", w.cleaner().kubeProxyActive(), err)
 	}
 	if left := other.Save(); !strings.Contains(left, "KUBE-SEP-") || strings.Contains(left, "KUBE-IPVS-OLD") {
 		t.Errorf("left:\n%s", left)

@@ -42,7 +42,7 @@ func TestLoopbackRules(t *testing.T) {
 	}
 	w.reconciler.Flush()
 	check("after another program's change", want)
-	if _, err := w.reconciler.cleanup(); err != nil {
+	if _, err := w.cleaner().cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	check("after the cleanup", nft.Loopback{})

@@ -25,17 +25,17 @@ func serverOf(m plan.Member) (ipvs.Key, bool) {
 // desiredMember returns the desired mark of a member, and whether the member is desired. A
 // member that configures a virtual server is desired only if the node wants it, or the Service
 // that has precedence there. A drain entry is desired while its virtual server exists.
-func (r *Reconciler) desiredMember(m *member) (mark uint32, desired bool) {
-	full := r.sets.member(m.key)
+func (t *tables) desiredMember(m *member) (mark uint32, desired bool) {
+	full := t.sets.member(m.key)
 	if fwm, address, ok := parseDrainEntry(full); ok {
-		return 0, r.needsDrainEntry(fwm, address)
+		return 0, t.needsDrainEntry(fwm, address)
 	}
 	key, about := serverOf(full)
-	if !about || !r.servers.wanted(key) {
+	if !about || !t.servers.wanted(key) {
 		return m.value, m.wanted()
 	}
-	for _, name := range []types.NamespacedName{nodeOwner.Name, r.servers.winner(key)} {
-		if of, wanted := r.members.wantOf(m, name); wanted {
+	for _, name := range []types.NamespacedName{nodeOwner.Name, t.servers.winner(key)} {
+		if of, wanted := t.members.wantOf(m, name); wanted {
 			return of.value, true
 		}
 	}
@@ -43,59 +43,59 @@ func (r *Reconciler) desiredMember(m *member) (mark uint32, desired bool) {
 }
 
 // setMembersDirty makes all members dirty that the owners want for a virtual server.
-func (r *Reconciler) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
+func (t *tables) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
 	for _, name := range owners {
-		p := r.owned.Get(name)
+		p := t.owned.Get(name)
 		if p == nil {
 			continue
 		}
 		for _, m := range p.members {
-			if about, ok := serverOf(r.sets.member(m.key)); ok && about == key {
-				r.members.setDirty(m)
+			if about, ok := serverOf(t.sets.member(m.key)); ok && about == key {
+				t.members.setDirty(m)
 			}
 		}
 	}
 }
 
 // setCachedMember records that the kernel has a member.
-func (r *Reconciler) setCachedMember(m *member, mark uint32) {
+func (t *tables) setCachedMember(m *member, mark uint32) {
 	if !m.exists {
-		r.sets.list[m.key.set].existing++
+		t.sets.list[m.key.set].existing++
 	}
-	r.members.setCached(m, mark)
+	t.members.setCached(m, mark)
 }
 
 // clearCachedMember records that the kernel does not have a member.
-func (r *Reconciler) clearCachedMember(m *member) {
+func (t *tables) clearCachedMember(m *member) {
 	if m.exists {
-		r.sets.list[m.key.set].existing--
+		t.sets.list[m.key.set].existing--
 	}
-	r.members.clearCached(m)
+	t.members.clearCached(m)
 }
 
 // setCachedSet records that the kernel has a set. If its creation failed before, its members
 // become dirty.
-func (r *Reconciler) setCachedSet(s ipset.Set) {
-	set := r.sets.get(s.Name)
+func (t *tables) setCachedSet(s ipset.Set) {
+	set := t.sets.get(s.Name)
 	set.set, set.exists = s, true
 	if !set.failed {
 		return
 	}
 	set.failed = false
-	for key, m := range r.members.stuck {
-		if r.sets.list[key.set] == set {
-			r.members.setDirty(m)
+	for key, m := range t.members.stuck {
+		if t.sets.list[key.set] == set {
+			t.members.setDirty(m)
 		}
 	}
 }
 
 // clearCachedSet records that the kernel does not have a set.
-func (r *Reconciler) clearCachedSet(name string) {
-	i := r.sets.named(name)
-	r.sets.list[i].exists, r.sets.list[i].set = false, ipset.Set{}
-	for m := range r.members.allExisting() {
+func (t *tables) clearCachedSet(name string) {
+	i := t.sets.named(name)
+	t.sets.list[i].exists, t.sets.list[i].set = false, ipset.Set{}
+	for m := range t.members.allExisting() {
 		if m.key.set == i {
-			r.clearCachedMember(m)
+			t.clearCachedMember(m)
 		}
 	}
 }

@@ -17,6 +17,45 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
+// nodeSections is the desired and the cached state that only the node owns, with the sections
+// that compare them. It writes through kernel.
+type nodeSections struct {
+	*tables
+	kernel Kernel
+
+	input  nodeInput
+	node   nodeState
+	cached cachedState // the node's state in the kernel
+
+	kubeProxyErr  error                      // why kube-proxy's nftables tables could not be read last
+	sectionWrites int                        // number of writes that changed the cached state
+	staleRoutes   map[routing.Route]struct{} // routes of an earlier configuration
+	markUses      []nat.MarkUse              // rules of other programs that use marks
+	seen          map[ip.Family]nat.State    // the rules as last observed
+}
+
+// cachedState is the cached state of the sections.
+type cachedState struct {
+	link    bool
+	rules   map[routing.Rule]struct{}
+	routes  map[routing.Route]struct{} // those that claim no VIP; see plan.NodePlan.Routes
+	sysctls sysctl.State
+	nat     map[ip.Family]nat.State
+
+	loopback  nft.Loopback
+	kubeProxy nft.KubeProxy
+	leftovers leftovers
+}
+
+func newNodeSections(t *tables, kernel Kernel) *nodeSections {
+	return &nodeSections{
+		tables: t,
+		kernel: kernel,
+		node:   nodeState{own: ownedState{owner: nodeOwner}},
+		cached: cachedState{rules: map[routing.Rule]struct{}{}, routes: map[routing.Route]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+	}
+}
+
 // nodeState is the desired state of the node. dirty says that the kernel may differ from it.
 type nodeState struct {
 	plan.NodePlan
@@ -49,7 +88,7 @@ func (r *Reconciler) SetNode(n plan.Node) {
 
 // forgetParameters forgets the kernel parameters of new interfaces: an earlier one may have had
 // the same name, and the parameters that it had are gone.
-func (r *Reconciler) forgetParameters(before, after []routing.Link) {
+func (ns *nodeSections) forgetParameters(before, after []routing.Link) {
 	for i := range after {
 		link := &after[i]
 		at, found := slices.BinarySearchFunc(before, link.Index, func(l routing.Link, index int) int { return cmp.Compare(l.Index, index) })
@@ -58,9 +97,9 @@ func (r *Reconciler) forgetParameters(before, after []routing.Link) {
 		}
 		for _, family := range ip.Families {
 			of := sysctl.LinkKey(family, link.Name, "")
-			maps.DeleteFunc(r.cached.sysctls, func(key, _ string) bool {
+			maps.DeleteFunc(ns.cached.sysctls, func(key, _ string) bool {
 				is := strings.HasPrefix(key, of)
-				r.node.dirty = r.node.dirty || is
+				ns.node.dirty = ns.node.dirty || is
 				return is
 			})
 		}
@@ -70,10 +109,10 @@ func (r *Reconciler) forgetParameters(before, after []routing.Link) {
 // forgetGateways forgets the routes of each table and family without a default route. The kernel
 // deletes a family's routes over an interface that is set down or, for IPv4, loses its last address,
 // without a message.
-func (r *Reconciler) forgetGateways(defaults []routing.Route) {
-	maps.DeleteFunc(r.cached.routes, func(route routing.Route, _ struct{}) bool {
+func (ns *nodeSections) forgetGateways(defaults []routing.Route) {
+	maps.DeleteFunc(ns.cached.routes, func(route routing.Route, _ struct{}) bool {
 		missing := !slices.ContainsFunc(defaults, func(d routing.Route) bool { return d.Family == route.Family && d.Table == route.Table })
-		r.node.dirty = r.node.dirty || missing
+		ns.node.dirty = ns.node.dirty || missing
 		return missing
 	})
 }
@@ -97,12 +136,12 @@ func (r *Reconciler) planNode() bool {
 
 // nodeWarnings returns what cannot work on this node or conflicts with another program, as
 // plan.Warnings does.
-func (r *Reconciler) nodeWarnings() []string {
-	if in := &r.input; in.known && in.warnings == nil {
-		foreign := plan.Foreign{Marks: r.markUses, Sysctls: r.cached.sysctls, Rules: r.seen, Unseen: r.unseen()}
-		in.warnings = append([]string{}, plan.Warnings(r.cfg, &in.Node, &r.node.NodePlan, foreign)...)
+func (ns *nodeSections) nodeWarnings() []string {
+	if in := &ns.input; in.known && in.warnings == nil {
+		foreign := plan.Foreign{Marks: ns.markUses, Sysctls: ns.cached.sysctls, Rules: ns.seen, Unseen: ns.unseen()}
+		in.warnings = append([]string{}, plan.Warnings(ns.cfg, &in.Node, &ns.node.NodePlan, foreign)...)
 	}
-	return r.input.warnings
+	return ns.input.warnings
 }
 
 // setNode replaces the desired state of the node.
@@ -127,8 +166,8 @@ func Concerns(cfg *plan.Config) func(nat.Chain) bool {
 	return func(c nat.Chain) bool { return own.Concerns(c) || c.Table == nft.Table }
 }
 
-func (r *Reconciler) setNamed(name string) ipset.Set {
-	if s, ok := r.node.sets[name]; ok {
+func (ns *nodeSections) setNamed(name string) ipset.Set {
+	if s, ok := ns.node.sets[name]; ok {
 		return s
 	}
 	return ipset.Set{Name: name}
@@ -180,13 +219,13 @@ func (f *flush) deleteReplaced() {
 }
 
 // nodeDifferences returns how many of the node's objects are missing or stale.
-func (r *Reconciler) nodeDifferences() int {
-	sections := append(r.chains(), r.sysctls(), r.link(), r.loopback(), r.setSection(), r.gatewaysToAdd(), r.rulesToAdd(), r.staleRules(), r.staleGateways(), r.routesToDelete())
-	if r.pruning {
-		sections = append(sections, r.leftovers()...)
+func (ns *nodeSections) nodeDifferences() int {
+	sections := append(ns.chains(), ns.sysctls(), ns.link(), ns.loopback(), ns.setSection(), ns.gatewaysToAdd(), ns.rulesToAdd(), ns.staleRules(), ns.staleGateways(), ns.routesToDelete())
+	if ns.pruning {
+		sections = append(sections, ns.leftovers()...)
 	}
 	n := differences(sections)
-	for _, set := range r.sets.list {
+	for _, set := range ns.sets.list {
 		if set.failed {
 			n-- // known, and tried again by each flush
 		}
@@ -194,42 +233,42 @@ func (r *Reconciler) nodeDifferences() int {
 	return n
 }
 
-func (r *Reconciler) sysctls() nodeSection {
+func (ns *nodeSections) sysctls() nodeSection {
 	return section[sysctl.Change]{
-		diff:  func() []sysctl.Change { return sysctl.Diff(r.cached.sysctls, r.node.Sysctls) },
-		write: r.kernel.writeSysctls,
-		done:  perChange(func(c sysctl.Change) { r.cached.sysctls[c.Key] = c.Value }),
+		diff:  func() []sysctl.Change { return sysctl.Diff(ns.cached.sysctls, ns.node.Sysctls) },
+		write: ns.kernel.writeSysctls,
+		done:  perChange(func(c sysctl.Change) { ns.cached.sysctls[c.Key] = c.Value }),
 	}
 }
 
-func (r *Reconciler) link() nodeSection {
+func (ns *nodeSections) link() nodeSection {
 	return section[routing.Change]{
 		diff: func() []routing.Change {
-			if r.cached.link {
+			if ns.cached.link {
 				return nil
 			}
 			return []routing.Change{{Op: routing.AddLink}}
 		},
-		write: r.kernel.writeRouting,
-		done:  perChange(func(routing.Change) { r.cached.link = true }),
+		write: ns.kernel.writeRouting,
+		done:  perChange(func(routing.Change) { ns.cached.link = true }),
 	}
 }
 
 // setSection creates missing sets, and destroys temporary sets that an earlier process left
 // when it ended while it resized a set.
-func (r *Reconciler) setSection() nodeSection {
-	return section[ipset.Change]{diff: r.diffSets, write: r.kernel.writeSets, done: r.setsWritten}
+func (ns *nodeSections) setSection() nodeSection {
+	return section[ipset.Change]{diff: ns.diffSets, write: ns.kernel.writeSets, done: ns.setsWritten}
 }
 
-func (r *Reconciler) diffSets() []ipset.Change {
+func (ns *nodeSections) diffSets() []ipset.Change {
 	var changes []ipset.Change
-	for _, s := range r.node.Sets {
-		if !r.sets.get(s.Name).exists {
+	for _, s := range ns.node.Sets {
+		if !ns.sets.get(s.Name).exists {
 			changes = append(changes, ipset.Change{Op: ipset.CreateSet, Set: s})
 		}
 	}
-	for _, left := range r.sets.list {
-		if _, wanted := r.node.sets[left.name]; left.exists && !wanted {
+	for _, left := range ns.sets.list {
+		if _, wanted := ns.node.sets[left.name]; left.exists && !wanted {
 			changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: left.set})
 		}
 	}
@@ -237,62 +276,62 @@ func (r *Reconciler) diffSets() []ipset.Change {
 }
 
 // setsWritten updates the cached state after sets were created or destroyed.
-func (r *Reconciler) setsWritten(changes []ipset.Change, failures []ipset.Failure) {
+func (ns *nodeSections) setsWritten(changes []ipset.Change, failures []ipset.Failure) {
 	succeeded(changes, failures, func(i int) {
 		c := changes[i]
 		if c.Op == ipset.DestroySet {
-			r.clearCachedSet(c.Set.Name)
+			ns.clearCachedSet(c.Set.Name)
 			return
 		}
-		r.setCachedSet(c.Set)
+		ns.setCachedSet(c.Set)
 	}, func(i int, _ error) {
 		if changes[i].Op == ipset.CreateSet {
-			r.sets.get(changes[i].Set.Name).failed = true
+			ns.sets.get(changes[i].Set.Name).failed = true
 			if isDemand(changes[i].Set.Name) {
-				r.demand(changes[i].Set.Name) // no rule can add members
+				ns.demand(changes[i].Set.Name) // no rule can add members
 			}
 		}
 	})
 }
 
 // rulesToAdd are the missing policy rules.
-func (r *Reconciler) rulesToAdd() nodeSection {
-	return r.policyRules(routing.AddRule, func() []routing.Rule {
-		return slices.DeleteFunc(slices.Clone(r.node.Rules), func(rule routing.Rule) bool { _, there := r.cached.rules[rule]; return there })
+func (ns *nodeSections) rulesToAdd() nodeSection {
+	return ns.policyRules(routing.AddRule, func() []routing.Rule {
+		return slices.DeleteFunc(slices.Clone(ns.node.Rules), func(rule routing.Rule) bool { _, there := ns.cached.rules[rule]; return there })
 	})
 }
 
 // staleRules are the policy rules that are not desired. Those that still serve stay for now.
-func (r *Reconciler) staleRules() nodeSection {
-	return r.policyRules(routing.DeleteRule, func() []routing.Rule {
-		return slices.DeleteFunc(slices.Collect(maps.Keys(r.cached.rules)), func(rule routing.Rule) bool {
-			return slices.Contains(r.node.Rules, rule) || r.stillServes(rule)
+func (ns *nodeSections) staleRules() nodeSection {
+	return ns.policyRules(routing.DeleteRule, func() []routing.Rule {
+		return slices.DeleteFunc(slices.Collect(maps.Keys(ns.cached.rules)), func(rule routing.Rule) bool {
+			return slices.Contains(ns.node.Rules, rule) || ns.stillServes(rule)
 		})
 	})
 }
 
 // gatewaysToAdd are the missing routes of gateways. They precede the policy rules that look up
 // their tables.
-func (r *Reconciler) gatewaysToAdd() nodeSection {
-	return r.routes(routing.AddRoute, func() []routing.Route {
-		return slices.DeleteFunc(slices.Clone(r.node.Routes), func(route routing.Route) bool { _, there := r.cached.routes[route]; return there })
+func (ns *nodeSections) gatewaysToAdd() nodeSection {
+	return ns.routes(routing.AddRoute, func() []routing.Route {
+		return slices.DeleteFunc(slices.Clone(ns.node.Routes), func(route routing.Route) bool { _, there := ns.cached.routes[route]; return there })
 	}, func(route routing.Route) {
-		maps.DeleteFunc(r.cached.routes, func(o routing.Route, _ struct{}) bool { return o.Key() == route.Key() })
-		r.cached.routes[route] = struct{}{}
+		maps.DeleteFunc(ns.cached.routes, func(o routing.Route, _ struct{}) bool { return o.Key() == route.Key() })
+		ns.cached.routes[route] = struct{}{}
 	})
 }
 
 // staleGateways are the routes of gateways that are not desired.
-func (r *Reconciler) staleGateways() nodeSection {
-	return r.routes(routing.DeleteRoute, func() []routing.Route {
-		stale := slices.DeleteFunc(slices.Collect(maps.Keys(r.cached.routes)), func(route routing.Route) bool { return slices.Contains(r.node.Routes, route) })
+func (ns *nodeSections) staleGateways() nodeSection {
+	return ns.routes(routing.DeleteRoute, func() []routing.Route {
+		stale := slices.DeleteFunc(slices.Collect(maps.Keys(ns.cached.routes)), func(route routing.Route) bool { return slices.Contains(ns.node.Routes, route) })
 		slices.SortFunc(stale, func(a, b routing.Route) int { return cmp.Compare(a.String(), b.String()) })
 		return stale
-	}, func(route routing.Route) { delete(r.cached.routes, route) })
+	}, func(route routing.Route) { delete(ns.cached.routes, route) })
 }
 
 // routes is a section of routes that are added or deleted.
-func (r *Reconciler) routes(op routing.Op, differ func() []routing.Route, done func(routing.Route)) nodeSection {
+func (ns *nodeSections) routes(op routing.Op, differ func() []routing.Route, done func(routing.Route)) nodeSection {
 	return section[routing.Change]{
 		diff: func() []routing.Change {
 			var changes []routing.Change
@@ -301,12 +340,12 @@ func (r *Reconciler) routes(op routing.Op, differ func() []routing.Route, done f
 			}
 			return changes
 		},
-		write: r.kernel.writeRouting,
+		write: ns.kernel.writeRouting,
 		done:  perChange(func(c routing.Change) { done(c.Route) }),
 	}
 }
 
-func (r *Reconciler) policyRules(op routing.Op, differ func() []routing.Rule) nodeSection {
+func (ns *nodeSections) policyRules(op routing.Op, differ func() []routing.Rule) nodeSection {
 	return section[routing.Change]{
 		diff: func() []routing.Change {
 			var changes []routing.Change
@@ -317,12 +356,12 @@ func (r *Reconciler) policyRules(op routing.Op, differ func() []routing.Rule) no
 			slices.SortFunc(changes, func(a, b routing.Change) int { return cmp.Compare(a.String(), b.String()) })
 			return changes
 		},
-		write: r.kernel.writeRouting,
+		write: ns.kernel.writeRouting,
 		done: perChange(func(c routing.Change) {
 			if op == routing.AddRule {
-				r.cached.rules[c.Rule] = struct{}{}
+				ns.cached.rules[c.Rule] = struct{}{}
 			} else {
-				delete(r.cached.rules, c.Rule)
+				delete(ns.cached.rules, c.Rule)
 			}
 		}),
 	}
@@ -330,29 +369,29 @@ func (r *Reconciler) policyRules(op routing.Op, differ func() []routing.Rule) no
 
 // loopback is the nftables table for node ports on the loopback address. It precedes the rules
 // that set the marks it matches.
-func (r *Reconciler) loopback() nodeSection {
+func (ns *nodeSections) loopback() nodeSection {
 	return section[nft.LoopbackChange]{
 		diff: func() []nft.LoopbackChange {
-			if r.kernel.Loopback == nil {
+			if ns.kernel.Loopback == nil {
 				return nil
 			}
-			return nft.DiffLoopback(r.cached.loopback, r.node.Loopback)
+			return nft.DiffLoopback(ns.cached.loopback, ns.node.Loopback)
 		},
-		write: r.kernel.writeLoopback,
-		done:  whole[nft.LoopbackChange](func() { r.cached.loopback = r.node.Loopback }),
+		write: ns.kernel.writeLoopback,
+		done:  whole[nft.LoopbackChange](func() { ns.cached.loopback = ns.node.Loopback }),
 	}
 }
 
 // chains are the rules of iptables, a section for each family.
-func (r *Reconciler) chains() []nodeSection {
+func (ns *nodeSections) chains() []nodeSection {
 	var sections []nodeSection
-	for family, k := range r.kernel.NAT {
-		want := ofFamily(r.node.NAT, family)
-		sections = append(sections, r.natSection(k,
-			func() []nat.Change { return nat.Diff(r.cached.nat[family], want) },
+	for family, k := range ns.kernel.NAT {
+		want := ofFamily(ns.node.NAT, family)
+		sections = append(sections, ns.natSection(k,
+			func() []nat.Change { return nat.Diff(ns.cached.nat[family], want) },
 			func() {
-				r.sourcesReplaced(r.cached.nat[family], want)
-				r.cached.nat[family] = nat.After(r.cached.nat[family], want)
+				ns.sourcesReplaced(ns.cached.nat[family], want)
+				ns.cached.nat[family] = nat.After(ns.cached.nat[family], want)
 			}))
 	}
 	return sections
@@ -363,30 +402,30 @@ func (r *Reconciler) chains() []nodeSection {
 // them: under externalTrafficPolicy Local they separate internal from external clients. They are
 // written only once a Service is known. Until then the earlier rules serve alone, and need their
 // own mangle chains, whose marks they read.
-func (r *Reconciler) mangle() []nodeSection {
+func (ns *nodeSections) mangle() []nodeSection {
 	var sections []nodeSection
-	for family, k := range r.kernel.NAT {
-		want := ofTable(ofFamily(r.node.NAT, family), nat.Mangle)
-		if len(r.staleRoutes) > 0 {
+	for family, k := range ns.kernel.NAT {
+		want := ofTable(ofFamily(ns.node.NAT, family), nat.Mangle)
+		if len(ns.staleRoutes) > 0 {
 			// An earlier configuration's mark leads to its VIPs. The chains that set it stay
 			// until all VIPs have routes for the mark of this one.
-			maps.DeleteFunc(want.Chains, func(c nat.Chain, _ []nat.Rule) bool { return r.cached.nat[family].Chains[c] != nil })
+			maps.DeleteFunc(want.Chains, func(c nat.Chain, _ []nat.Rule) bool { return ns.cached.nat[family].Chains[c] != nil })
 		}
-		sections = append(sections, r.natSection(k,
+		sections = append(sections, ns.natSection(k,
 			func() []nat.Change {
-				return slices.DeleteFunc(nat.Diff(ofTable(r.cached.nat[family], nat.Mangle), want), func(c nat.Change) bool {
+				return slices.DeleteFunc(nat.Diff(ofTable(ns.cached.nat[family], nat.Mangle), want), func(c nat.Change) bool {
 					return c.Op == nat.DeleteChain || c.Op == nat.DeleteJump
 				})
 			},
-			func() { r.cached.nat[family] = join(r.cached.nat[family], want) }))
+			func() { ns.cached.nat[family] = join(ns.cached.nat[family], want) }))
 	}
 	return sections
 }
 
-func (r *Reconciler) natSection(k NAT, diff func() []nat.Change, done func()) nodeSection {
+func (ns *nodeSections) natSection(k NAT, diff func() []nat.Change, done func()) nodeSection {
 	return section[nat.Change]{
 		diff: diff, done: whole[nat.Change](done),
-		write: func(changes []nat.Change) []nat.Failure { return r.kernel.writeNAT(k, changes) },
+		write: func(changes []nat.Change) []nat.Failure { return ns.kernel.writeNAT(k, changes) },
 	}
 }
 

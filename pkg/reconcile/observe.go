@@ -39,7 +39,7 @@ func (e extent) with(f extent) extent {
 // observation is the observed state of the kernel.
 type observation struct {
 	extent  extent
-	writes  int // Reconciler.sectionWrites when it began
+	writes  int // nodeSections.sectionWrites when it began
 	servers ipvs.State
 	sets    ipset.State
 	routing routing.State
@@ -73,7 +73,7 @@ func (r *Reconciler) beginObserve(what extent) func() (*observation, error) {
 	return read.observe
 }
 
-// reader is what an observation needs to know, copied from the Reconciler.
+// reader is what an observation needs to know, copied from the nodeSections.
 type reader struct {
 	extent  extent
 	writes  int
@@ -221,20 +221,20 @@ func setNames(cfg *plan.Config) map[string]bool {
 // or its fwmark. Members are written before the virtual server and deleted after it, so this
 // holds after a crash too. All other virtual servers (keepalived's, for example) are foreign
 // and never changed.
-func (r *Reconciler) ours(key ipvs.Key) bool {
+func (t *tables) ours(key ipvs.Key) bool {
 	if key.FWMark != 0 {
-		_, known := r.addressOf(key)
+		_, known := t.addressOf(key)
 		return known
 	}
-	return r.listed(key)
+	return t.listed(key)
 }
 
 // listed reports whether a set lists an address and port. On a node taken over from
 // kube-proxy, node ports are listed by port alone, which proves nothing in an excluded range.
-func (r *Reconciler) listed(key ipvs.Key) bool {
+func (t *tables) listed(key ipvs.Key) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
-		return r.members.exists(r.sets.key(plan.Member{Set: name.In(family), Entry: e}))
+		return t.members.exists(t.sets.key(plan.Member{Set: name.In(family), Entry: e}))
 	}
 	full := plan.EntryOf(key)
 	for _, name := range plan.Owning {
@@ -242,7 +242,7 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 			return true
 		}
 	}
-	if r.sets.get(plan.NodePorts.In(family)).exists || excluded(r.cfg, key.Addr) {
+	if t.sets.get(plan.NodePorts.In(family)).exists || excluded(t.cfg, key.Addr) {
 		return false
 	}
 	nodePorts, _ := plan.NodePortSets(key.Protocol)
@@ -251,10 +251,10 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 
 // replaceWrongScope treats desired addresses that kube-proxy added, with another scope, as missing, so
 // that they are added again. Other ones are deleted like any stale address.
-func (r *Reconciler) replaceWrongScope() {
-	for addr := range r.wrongScope {
-		if v := r.vips.records.Get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
-			r.vips.clearCached(v)
+func (t *tables) replaceWrongScope() {
+	for addr := range t.wrongScope {
+		if v := t.vips.records.Get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
+			t.vips.clearCached(v)
 		}
 	}
 }

@@ -911,7 +911,7 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 		t.Fatal("nothing was programmed")
 	}
 	w.restart() // --cleanup is a process of its own
-	if _, err := w.reconciler.cleanup(); err != nil {
+	if _, err := w.cleaner().cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.kernel(); got != before {
@@ -956,7 +956,7 @@ func TestOtherRoutingLeavesNothing(t *testing.T) {
 	}
 	w.cfg = newWorld(t).cfg
 	w.restart()
-	if _, err := w.reconciler.cleanup(); err != nil {
+	if _, err := w.cleaner().cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.routes(); got != before {
@@ -1053,3 +1053,5 @@ func TestServiceOfThousandsOfEndpoints(t *testing.T) {
 		t.Errorf("%d real servers", n)
 	}
 }
+
+func (w *world) cleaner() *cleaner { return &cleaner{w.reconciler} }

@@ -72,46 +72,46 @@ func (r *Reconciler) beginResync(o *observation) *resync {
 }
 
 // takeRules replaces the part of the cached state that iptables and nft list.
-func (r *Reconciler) takeRules(o *observation) {
-	r.cached.nat = o.nat
-	r.seen = maps.Clone(o.nat)
-	r.cached.loopback = o.loopback
-	if r.kubeProxyErr = o.kubeProxyErr; o.kubeProxyErr == nil {
-		r.cached.kubeProxy = o.kubeProxy
+func (ns *nodeSections) takeRules(o *observation) {
+	ns.cached.nat = o.nat
+	ns.seen = maps.Clone(o.nat)
+	ns.cached.loopback = o.loopback
+	if ns.kubeProxyErr = o.kubeProxyErr; o.kubeProxyErr == nil {
+		ns.cached.kubeProxy = o.kubeProxy
 	}
-	r.cached.leftovers = o.leftovers
-	r.markUses = nil
-	for _, family := range r.cfg.Families {
-		r.markUses = append(r.markUses, o.nat[family].Marks...)
-		r.refusedDemands(o.nat[family].Omitted)
+	ns.cached.leftovers = o.leftovers
+	ns.markUses = nil
+	for _, family := range ns.cfg.Families {
+		ns.markUses = append(ns.markUses, o.nat[family].Marks...)
+		ns.refusedDemands(o.nat[family].Omitted)
 	}
-	r.setForeignMarks()
+	ns.setForeignMarks()
 }
 
 // setForeignMarks updates the node's ForeignMarks from markUses.
-func (r *Reconciler) setForeignMarks() {
+func (ns *nodeSections) setForeignMarks() {
 	marks := map[ip.Family][]uint32{}
-	for _, u := range r.markUses {
+	for _, u := range ns.markUses {
 		marks[u.Chain.Family] = append(marks[u.Chain.Family], u.Values()...)
 	}
 	for family, values := range marks {
 		slices.Sort(values)
 		marks[family] = slices.Compact(values)
 	}
-	if !maps.EqualFunc(marks, r.input.ForeignMarks, slices.Equal) {
-		r.input.ForeignMarks, r.input.stale = marks, true
+	if !maps.EqualFunc(marks, ns.input.ForeignMarks, slices.Equal) {
+		ns.input.ForeignMarks, ns.input.stale = marks, true
 	}
 }
 
-func (r *Reconciler) takeRouting(o *observation) {
-	r.cached.link = o.routing.DummyLink
-	r.cached.rules = maps.Clone(o.routing.Rules)
-	if r.cached.rules == nil {
-		r.cached.rules = map[routing.Rule]struct{}{}
+func (ns *nodeSections) takeRouting(o *observation) {
+	ns.cached.link = o.routing.DummyLink
+	ns.cached.rules = maps.Clone(o.routing.Rules)
+	if ns.cached.rules == nil {
+		ns.cached.rules = map[routing.Rule]struct{}{}
 	}
-	maps.DeleteFunc(r.cached.rules, func(rule routing.Rule, _ struct{}) bool { return !servesFamily(r.cfg, rule.Family) })
-	r.wrongScope = o.routing.WrongScope
-	r.staleRoutes, r.cached.routes = o.staleRoutes, o.gateways
+	maps.DeleteFunc(ns.cached.rules, func(rule routing.Rule, _ struct{}) bool { return !servesFamily(ns.cfg, rule.Family) })
+	ns.wrongScope = o.routing.WrongScope
+	ns.staleRoutes, ns.cached.routes = o.staleRoutes, o.gateways
 }
 
 // takeSets records which sets exist.

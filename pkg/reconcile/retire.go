@@ -54,41 +54,41 @@ func markAddr(family ip.Family, mark uint32) netip.Addr {
 
 // needsDrainEntry reports whether a drain entry must stay, because nothing else proves that the
 // virtual server is ours.
-func (r *Reconciler) needsDrainEntry(fwm, address ipvs.Key) bool {
-	return r.servers.exists(fwm) && r.retired[fwm] == address && r.inLocal[fwm] != address
+func (t *tables) needsDrainEntry(fwm, address ipvs.Key) bool {
+	return t.servers.exists(fwm) && t.retired[fwm] == address && t.inLocal[fwm] != address
 }
 
 // indexDrainEntry updates retired after a member was added or deleted.
-func (r *Reconciler) indexDrainEntry(m plan.Member, there bool) {
+func (t *tables) indexDrainEntry(m plan.Member, there bool) {
 	fwm, address, ok := parseDrainEntry(m)
 	switch {
 	case !ok:
 	case there:
-		r.retired[fwm] = address
-	case r.retired[fwm] == address:
-		delete(r.retired, fwm)
+		t.retired[fwm] = address
+	case t.retired[fwm] == address:
+		delete(t.retired, fwm)
 	}
 }
 
 // setDrainEntryDirty makes the drain entry of a virtual server dirty, so that it is deleted if no
 // longer needed.
-func (r *Reconciler) setDrainEntryDirty(fwm ipvs.Key) {
-	if address, recorded := r.retired[fwm]; recorded {
-		r.members.setKeyDirty(r.sets.key(drainEntry(fwm, address)))
+func (t *tables) setDrainEntryDirty(fwm ipvs.Key) {
+	if address, recorded := t.retired[fwm]; recorded {
+		t.members.setKeyDirty(t.sets.key(drainEntry(fwm, address)))
 	}
 }
 
 // mustDrain reports whether a virtual server that is not desired stays until its connections
 // have ended: one with a fwmark and real servers, whose address and port are still served.
-func (r *Reconciler) mustDrain(s *server) bool {
-	if s.key.FWMark == 0 || len(s.cached.reals) == 0 || r.sets.get(plan.Draining.In(s.key.Family())).failed {
+func (t *tables) mustDrain(s *server) bool {
+	if s.key.FWMark == 0 || len(s.cached.reals) == 0 || t.sets.get(plan.Draining.In(s.key.Family())).failed {
 		return false // in the last case it cannot have a drain entry: the kernel lacks the set's type
 	}
-	if _, desired := r.desiredIn(s); desired {
+	if _, desired := t.desiredIn(s); desired {
 		return false
 	}
-	address, known := r.addressOf(s.key)
-	return known && r.servers.wanted(address)
+	address, known := t.addressOf(s.key)
+	return known && t.servers.wanted(address)
 }
 
 // addDrainEntries adds the missing drain entries of virtual servers. retiring maps fwmark keys
@@ -261,10 +261,10 @@ func (f *flush) deleteRetired() {
 }
 
 // setRetiredDirty makes the retired virtual servers of an address and port dirty.
-func (r *Reconciler) setRetiredDirty(address ipvs.Key) {
-	for fwm, of := range r.retired {
+func (t *tables) setRetiredDirty(address ipvs.Key) {
+	for fwm, of := range t.retired {
 		if of == address {
-			r.servers.setKeyDirty(fwm)
+			t.servers.setKeyDirty(fwm)
 		}
 	}
 }

@@ -259,7 +259,7 @@ func TestCleanupOfRetired(t *testing.T) {
 	w, s := local(t, ip.TCP)
 	w.mustApply(cluster(s))
 	w.restart()
-	if _, err := w.reconciler.cleanup(); err != nil {
+	if _, err := w.cleaner().cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.IPVS.Dump() + w.IPSet.Dump(); strings.Contains(got, "-f ") || strings.Contains(got, "DRAIN") {

@@ -67,7 +67,6 @@ type schedule struct {
 	refused map[types.NamespacedName]struct{} // since the last call of Settle
 	retried []types.NamespacedName            // likewise
 
-	drainAt        time.Time
 	compareAt      time.Time     // next comparison; zero while an observation runs, unless another must follow soon
 	comparedAt     time.Time     // when the last observation ended
 	readRetry      time.Duration // after a failed observation, the time until the next one
@@ -220,11 +219,11 @@ func (s *schedule) rulesPeriod(omits bool) time.Duration {
 }
 
 // stateEntries returns the number of virtual servers and set members.
-func (r *Reconciler) stateEntries() int { return r.servers.existing + r.members.existing }
+func (t *tables) stateEntries() int { return t.servers.existing + t.members.existing }
 
 // omitsRules reports whether iptables or the kernel refuses some rules.
-func (r *Reconciler) omitsRules() bool {
-	for _, k := range r.kernel.NAT {
+func (ns *nodeSections) omitsRules() bool {
+	for _, k := range ns.kernel.NAT {
 		if k.Omits() {
 			return true
 		}
@@ -258,7 +257,7 @@ func (r *Reconciler) Next(now time.Time) (next time.Time, ready <-chan struct{})
 		sooner(r.spotCheckAt)
 	}
 	if r.drainer.count > 0 {
-		sooner(r.drainAt)
+		sooner(r.drainer.checkAt)
 	}
 	if len(r.node.Demands) > 0 {
 		sooner(r.demandsAt)
@@ -300,7 +299,7 @@ func (r *Reconciler) Step(now time.Time) StepResult {
 	if done.Retried || r.vipsRemoved {
 		r.flushInto(&done)
 	}
-	if r.drainer.count > 0 && !now.Before(r.drainAt) {
+	if r.drainer.count > 0 && !now.Before(r.drainer.checkAt) {
 		r.drainStep(now, &done)
 	}
 	r.checkDemands(now)
@@ -329,7 +328,7 @@ func (r *Reconciler) drainStep(now time.Time, done *StepResult) {
 	done.Problems = append(done.Problems, r.checkDraining(now, r.periods.DrainDeadline, drainBatch)...)
 	done.Cuts, done.Written = r.drainer.takeCuts(), true
 	if len(r.drainer.toCheck) == 0 {
-		r.drainAt = now.Add(r.periods.Drain)
+		r.drainer.checkAt = now.Add(r.periods.Drain)
 	}
 }
 
@@ -498,29 +497,29 @@ func (r *Reconciler) Settle() Status {
 // useSet records that a set is in use, so that the plan has rules that match it. Before Prune, a set
 // is in use if it has members or ever had desired ones. After Prune, only desired members count. The
 // sets of plan.Demands are in use while they have members. The map is immutable, because the node's plan has it.
-func (r *Reconciler) useSet(name string) {
-	if !r.uses[name] {
-		uses := maps.Clone(r.uses)
+func (t *tables) useSet(name string) {
+	if !t.uses[name] {
+		uses := maps.Clone(t.uses)
 		uses[name] = true
-		r.uses = uses
+		t.uses = uses
 	}
 }
 
 // dropUnusedSets removes the sets from those in use that have no desired members any more.
-func (r *Reconciler) dropUnusedSets() {
+func (t *tables) dropUnusedSets() {
 	n := 0
-	for _, set := range r.sets.list {
+	for _, set := range t.sets.list {
 		if set.inUse() {
 			n++
 		}
 	}
-	if !r.pruning || n == len(r.uses) {
+	if !t.pruning || n == len(t.uses) {
 		return
 	}
-	r.uses = plan.SetsInUse{}
-	for _, set := range r.sets.list {
+	t.uses = plan.SetsInUse{}
+	for _, set := range t.sets.list {
 		if set.inUse() {
-			r.uses[set.name] = true
+			t.uses[set.name] = true
 		}
 	}
 }

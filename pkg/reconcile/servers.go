@@ -249,14 +249,14 @@ func (f *flush) addFlows(changes []ipvs.Change) {
 }
 
 // addStaleFlows adds the flows of a UDP virtual server to those to delete.
-func (r *Reconciler) addStaleFlows(key ipvs.Key) {
-	address, known := r.addressOf(key)
+func (t *tables) addStaleFlows(key ipvs.Key) {
+	address, known := t.addressOf(key)
 	if !known || address.Protocol != ip.UDP {
 		return
 	}
-	if _, added := r.flows.stale[address]; !added {
-		r.flows.stale[address] = struct{}{}
-		r.flows.failed = false // these have not been tried
+	if _, added := t.flows.stale[address]; !added {
+		t.flows.stale[address] = struct{}{}
+		t.flows.failed = false // these have not been tried
 	}
 }
 

@@ -50,7 +50,7 @@ func snatSources(s nat.State) map[snatSource]struct{} {
 // MASQUERADE the kernel deletes such flows itself (net/netfilter/nf_nat_masquerade.c). A
 // source whose interface was renamed stays. Of a source that the interface still has, only the
 // UDP flows are deleted: TCP connections still work and end by themselves.
-func (r *Reconciler) sourcesReplaced(before, after nat.State) {
+func (ns *nodeSections) sourcesReplaced(before, after nat.State) {
 	was, is := snatSources(before), snatSources(after)
 	used, ofLink := map[netip.Addr]bool{}, map[snatSource]bool{}
 	for s := range is {
@@ -63,30 +63,30 @@ func (r *Reconciler) sourcesReplaced(before, after nat.State) {
 		}
 		if !used[s.source] || ofLink[snatSource{s.link, familyOnly(s.source)}] {
 			flows := translated{source: s.source}
-			if r.hasAddress(s) {
+			if ns.hasAddress(s) {
 				flows.protocol = ip.UDP
 			}
-			r.flows.sources[flows] = struct{}{}
+			ns.flows.sources[flows] = struct{}{}
 		}
 	}
 }
 
 // hasAddress reports whether the interface of a source still has its address.
-func (r *Reconciler) hasAddress(s snatSource) bool {
-	return slices.ContainsFunc(r.input.Inventory.Links, func(l routing.Link) bool { return l.Name == s.link && l.HasAddress(s.source) })
+func (ns *nodeSections) hasAddress(s snatSource) bool {
+	return slices.ContainsFunc(ns.input.Inventory.Links, func(l routing.Link) bool { return l.Name == s.link && l.HasAddress(s.source) })
 }
 
 // clientsRerouted schedules the deletion of flows from sources that are bound to the primary
 // interface from now on. A UDP flow that began earlier is not bound. It would leave by the ENI
 // for as long as it is in use, with an address of another interface if the ENI had none when
 // the flow was masqueraded.
-func (r *Reconciler) clientsRerouted(before, after []plan.Member) {
-	if !r.pruning {
+func (t *tables) clientsRerouted(before, after []plan.Member) {
+	if !t.pruning {
 		return // flows survive a restart
 	}
 	for _, m := range after {
 		if m.Entry.Net.IsValid() && m.Set == plan.ReplyRoutedSources.In(ip.Of(m.Entry.Net.Addr())) && !slices.Contains(before, m) {
-			r.flows.clients[m.Entry.Net] = struct{}{}
+			t.flows.clients[m.Entry.Net] = struct{}{}
 		}
 	}
 }

@@ -44,8 +44,8 @@ func (s *successor) has(c nat.Chain) bool {
 
 // successor returns the kube-proxy mode that serves a family now, in either iptables back
 // end.
-func (r *Reconciler) successor(family ip.Family) *successor {
-	for _, s := range []nat.State{r.cached.nat[family], r.cached.leftovers.nat[family]} {
+func (ns *nodeSections) successor(family ip.Family) *successor {
+	for _, s := range []nat.State{ns.cached.nat[family], ns.cached.leftovers.nat[family]} {
 		if found := successorIn(family, s); found != &noSuccessor {
 			return found
 		}
@@ -71,40 +71,40 @@ func successorIn(family ip.Family, s nat.State) *successor {
 }
 
 // kubeProxyActive reports whether kube-proxy serves any family, in any mode.
-func (r *Reconciler) kubeProxyActive() bool {
-	return len(r.tablesToRemove()) < len(r.cached.kubeProxy) ||
-		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return r.successor(f) != &noSuccessor })
+func (cl *cleaner) kubeProxyActive() bool {
+	return len(cl.tablesToRemove()) < len(cl.cached.kubeProxy) ||
+		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return cl.successor(f) != &noSuccessor })
 }
 
 // kubeProxyUsesIPVS reports whether kube-proxy serves any family in IPVS mode.
-func (r *Reconciler) kubeProxyUsesIPVS() bool {
-	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return r.successor(f).ipvs })
+func (cl *cleaner) kubeProxyUsesIPVS() bool {
+	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return cl.successor(f).ipvs })
 }
 
 // rulesToRemove returns the rules of a family in one back end that Cleanup removes.
-func (r *Reconciler) rulesToRemove(family ip.Family, have nat.State) nat.State {
+func (cl *cleaner) rulesToRemove(family ip.Family, have nat.State) nat.State {
 	next := successorIn(family, have)
 	jumps := slices.Concat(have.Jumps, have.Misplaced)
 	out := nat.State{Chains: maps.Clone(have.Chains), Jumps: slices.Clone(jumps)}
 	maps.DeleteFunc(out.Chains, func(c nat.Chain, _ []nat.Rule) bool { return next.has(c) })
-	out.Jumps = slices.DeleteFunc(out.Jumps, func(j nat.Jump) bool { return next.has(j.To()) && !r.duplicates(j, jumps) })
+	out.Jumps = slices.DeleteFunc(out.Jumps, func(j nat.Jump) bool { return next.has(j.To()) && !cl.duplicates(j, jumps) })
 	return out
 }
 
 // duplicates reports whether j is a jump of ours and kube-proxy has one from and to the same
 // chains.
-func (r *Reconciler) duplicates(j nat.Jump, all []nat.Jump) bool {
+func (cl *cleaner) duplicates(j nat.Jump, all []nat.Jump) bool {
 	ours := func(j nat.Jump) bool {
-		return slices.ContainsFunc(r.node.NAT.Jumps, func(o nat.Jump) bool { return o.Chain == j.Chain && o.Rule == j.Rule })
+		return slices.ContainsFunc(cl.node.NAT.Jumps, func(o nat.Jump) bool { return o.Chain == j.Chain && o.Rule == j.Rule })
 	}
 	return ours(j) && slices.ContainsFunc(all, func(o nat.Jump) bool { return o.Chain == j.Chain && o.To() == j.To() && !ours(o) })
 }
 
 // tablesToRemove returns kube-proxy's nftables tables that Cleanup deletes: those beside
 // rules of ours. Without such rules kube-proxy serves the family.
-func (r *Reconciler) tablesToRemove() []nft.KubeProxyChange {
-	return slices.DeleteFunc(r.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool {
-		_, ours := r.cached.nat[c.Family].Chains[servicesChain(c.Family)]
+func (cl *cleaner) tablesToRemove() []nft.KubeProxyChange {
+	return slices.DeleteFunc(cl.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool {
+		_, ours := cl.cached.nat[c.Family].Chains[servicesChain(c.Family)]
 		return !ours
 	})
 }
@@ -113,15 +113,15 @@ func (r *Reconciler) tablesToRemove() []nft.KubeProxyChange {
 // not know fwmark virtual servers. Such a virtual server stays while it has connections. IPVS finds
 // an established connection without the mark, and no new ones begin once the rules that set the
 // mark are deleted.
-func (r *Reconciler) serversToRemove() ([]ipvs.Change, []error) {
+func (cl *cleaner) serversToRemove() ([]ipvs.Change, []error) {
 	var out []ipvs.Change
 	var errs []error
-	for s := range r.servers.allExisting() {
-		if r.successor(s.key.Family()).ipvs {
+	for s := range cl.servers.allExisting() {
+		if cl.successor(s.key.Family()).ipvs {
 			if s.key.FWMark == 0 {
 				continue
 			}
-			if err := r.checkUnused(s.key); err != nil {
+			if err := cl.checkUnused(s.key); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -133,8 +133,8 @@ func (r *Reconciler) serversToRemove() ([]ipvs.Change, []error) {
 }
 
 // checkUnused returns an error if a virtual server has connections.
-func (r *Reconciler) checkUnused(key ipvs.Key) error {
-	dests, err := r.kernel.IPVS.Connections(key)
+func (cl *cleaner) checkUnused(key ipvs.Key) error {
+	dests, err := cl.kernel.IPVS.Connections(key)
 	if err != nil {
 		return err
 	}
@@ -145,16 +145,16 @@ func (r *Reconciler) checkUnused(key ipvs.Key) error {
 	if n == 0 {
 		return nil
 	}
-	address, _ := r.addressOf(key)
+	address, _ := cl.addressOf(key)
 	return fmt.Errorf("virtual server %s, which serves internal clients of %s, still has %d connections and stays: clean up again once they have ended", key, address, n)
 }
 
 // setsToRemove returns the sets that Cleanup destroys. plan.Local and plan.Draining, which
 // map marks to addresses, stay while fwmark virtual servers of their family stay.
-func (r *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
+func (cl *cleaner) setsToRemove(servers []ipvs.Change) []ipset.Set {
 	stay := map[string]bool{}
-	for _, family := range r.cfg.Families {
-		if r.successor(family).ipvs {
+	for _, family := range cl.cfg.Families {
+		if cl.successor(family).ipvs {
 			for _, name := range plan.KubeProxySets(family) {
 				stay[name] = true
 			}
@@ -164,13 +164,13 @@ func (r *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
 	for _, c := range servers {
 		removed[c.Key] = true
 	}
-	for s := range r.servers.allExisting() {
+	for s := range cl.servers.allExisting() {
 		if s.key.FWMark != 0 && !removed[s.key] {
 			stay[plan.Local.In(s.key.Family())], stay[plan.Draining.In(s.key.Family())] = true, true
 		}
 	}
 	var out []ipset.Set
-	for _, set := range r.sets.list {
+	for _, set := range cl.sets.list {
 		if set.exists && !stay[set.name] {
 			out = append(out, set.set)
 		}
@@ -180,13 +180,13 @@ func (r *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
 
 // linkRemovals deletes the link or, if kube-proxy uses it, the addresses of a family that
 // kube-proxy does not serve in IPVS mode.
-func (r *Reconciler) linkRemovals() []routing.Change {
+func (cl *cleaner) linkRemovals() []routing.Change {
 	var changes []routing.Change
-	if r.cached.link && !r.kubeProxyUsesIPVS() {
+	if cl.cached.link && !cl.kubeProxyUsesIPVS() {
 		return append(changes, routing.Change{Op: routing.DeleteLink})
 	}
-	for v := range r.vips.allExisting() {
-		if v.key.Claim == plan.ClaimAddress && !r.successor(ip.Of(v.key.Addr)).ipvs {
+	for v := range cl.vips.allExisting() {
+		if v.key.Claim == plan.ClaimAddress && !cl.successor(ip.Of(v.key.Addr)).ipvs {
 			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: v.key.Addr})
 		}
 	}

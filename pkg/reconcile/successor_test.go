@@ -39,7 +39,7 @@ COMMIT
 // cleanup runs Cleanup as a separate process would.
 func (w *world) cleanup() (*Reconciler, error) {
 	w.restart()
-	_, err := w.reconciler.cleanup()
+	_, err := w.cleaner().cleanup()
 	return w.reconciler, err
 }
 
@@ -76,8 +76,8 @@ func TestCleanupBesideIPVSMode(t *testing.T) {
 	w.restore(ip.IPv4, ofIPVSMode)
 	w.IPVS.SetConnections(fwm(first), netip.MustParseAddrPort(here), ipvs.Connections{Inactive: 1})
 	a, err := w.cleanup()
-	if err == nil || !strings.Contains(err.Error(), "FWM 0xb IPv4") || !strings.Contains(err.Error(), "TCP 203.0.113.5:80") || !a.kubeProxyActive() {
-		t.Errorf("given back %v, and: %v", a.kubeProxyActive(), err)
+	if err == nil || !strings.Contains(err.Error(), "FWM 0xb IPv4") || !strings.Contains(err.Error(), "TCP 203.0.113.5:80") || !(&cleaner{a}).kubeProxyActive() {
+		t.Errorf("given back %v, and: %v", (&cleaner{a}).kubeProxyActive(), err)
 	}
 	kept := []string{
 		"-t 10.96.0.1:80", "-t 203.0.113.5:80", "link true", "10.96.0.1", "KUBE-CLUSTER-IP ", "KUBE-IPVS-IPS ",
@@ -104,8 +104,8 @@ func TestCleanupBesideIptablesMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.restore(ip.IPv4, ofIptablesMode+"*nat\n:KUBE-POSTROUTING - [0:0]\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\nCOMMIT\n")
-	if a, err := w.cleanup(); err != nil || !a.kubeProxyActive() {
-		t.Errorf("given back %v, and: %v", a.kubeProxyActive(), err)
+	if a, err := w.cleanup(); err != nil || !(&cleaner{a}).kubeProxyActive() {
+		t.Errorf("given back %v, and: %v", (&cleaner{a}).kubeProxyActive(), err)
 	}
 	w.check(
 		[]string{":KUBE-SEP-", ":KUBE-NODEPORTS", ":KUBE-PROXY-CANARY", "-A PREROUTING -m comment", "-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES", ":KUBE-MARK-MASQ", ":KUBE-FORWARD"},
@@ -121,7 +121,7 @@ func TestNotTakenOver(t *testing.T) {
 		w.restart()
 		w.IPVS.FailObserve = func() error { return errors.New("virtual servers were read") }
 		defer func() { w.IPVS.FailObserve = nil }()
-		if got, err := w.reconciler.notTakenOver(); err != nil || !slices.Equal(got, want) {
+		if got, err := w.cleaner().notTakenOver(); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v and %v, want %v", when, got, err, want)
 		}
 	}
@@ -158,8 +158,8 @@ func TestCleanupBesideNFTablesMode(t *testing.T) {
 			tables := nft.NewFakeKubeProxy(ip.Families...)
 			w.restart()
 			w.reconciler.kernel.KubeProxy = tables
-			if _, err := w.reconciler.cleanup(); err != nil || w.reconciler.kubeProxyActive() != (c.left > 0) {
-				t.Errorf("given back %v, and: %v", w.reconciler.kubeProxyActive(), err)
+			if _, err := w.cleaner().cleanup(); err != nil || w.cleaner().kubeProxyActive() != (c.left > 0) {
+				t.Errorf("given back %v, and: %v", w.cleaner().kubeProxyActive(), err)
 			}
 			if left, _ := tables.Observe(); len(left) != c.left {
 				t.Errorf("left: %v", left)

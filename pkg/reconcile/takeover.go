@@ -69,8 +69,8 @@ func (f *flush) detectCurrentRules() {
 
 // rulesWritten reports whether the rules of a family in the kernel are the plan's. It is true
 // for a family without iptables.
-func (r *Reconciler) rulesWritten(family ip.Family) bool {
-	return r.kernel.NAT[family] == nil || len(nat.Diff(r.cached.nat[family], ofFamily(r.node.NAT, family))) == 0
+func (ns *nodeSections) rulesWritten(family ip.Family) bool {
+	return ns.kernel.NAT[family] == nil || len(nat.Diff(ns.cached.nat[family], ofFamily(ns.node.NAT, family))) == 0
 }
 
 // hasDeferredRemovals reports whether a removal waits until every Service is served.
@@ -80,23 +80,23 @@ func (f *flush) hasDeferredRemovals() bool {
 
 // routesToDelete are the routes of an earlier configuration. They are deleted once every VIP
 // is claimed as configured now.
-func (r *Reconciler) routesToDelete() nodeSection {
-	return r.routes(routing.DeleteRoute,
-		func() []routing.Route { return slices.Collect(maps.Keys(r.staleRoutes)) },
-		func(route routing.Route) { delete(r.staleRoutes, route) })
+func (ns *nodeSections) routesToDelete() nodeSection {
+	return ns.routes(routing.DeleteRoute,
+		func() []routing.Route { return slices.Collect(maps.Keys(ns.staleRoutes)) },
+		func(route routing.Route) { delete(ns.staleRoutes, route) })
 }
 
 // stillServes reports whether a policy rule of an earlier configuration is still needed. Such a
 // rule looks up a table with VIPs of that configuration, or makes packets for their other ports
 // skip table local.
-func (r *Reconciler) stillServes(rule routing.Rule) bool {
+func (ns *nodeSections) stillServes(rule routing.Rule) bool {
 	switch {
 	case rule.Action == routing.SkipLocal:
-		return len(r.staleRoutes) > 0
+		return len(ns.staleRoutes) > 0
 	case rule.Action != routing.Lookup:
 		return false
 	}
-	for route := range r.staleRoutes {
+	for route := range ns.staleRoutes {
 		if route.Table == rule.Table && route.Family == rule.Family {
 			return true
 		}
@@ -109,15 +109,15 @@ func (r *Reconciler) stillServes(rule routing.Rule) bool {
 // kernel applies it only while the family has a nat chain of any table (nf_nat_register_fn), so
 // a table stays until our rules of its family are written. Without any, the packets would reach
 // the VIP itself, and this node would reset their connections.
-func (r *Reconciler) kubeProxyTables() nodeSection {
+func (ns *nodeSections) kubeProxyTables() nodeSection {
 	return section[nft.KubeProxyChange]{
 		diff: func() []nft.KubeProxyChange {
-			if r.kernel.KubeProxy == nil {
+			if ns.kernel.KubeProxy == nil {
 				return nil
 			}
-			return slices.DeleteFunc(r.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool { return !r.rulesWritten(c.Family) })
+			return slices.DeleteFunc(ns.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool { return !ns.rulesWritten(c.Family) })
 		},
-		write: r.kernel.writeKubeProxy,
-		done:  perChange(func(c nft.KubeProxyChange) { delete(r.cached.kubeProxy, c.Family) }),
+		write: ns.kernel.writeKubeProxy,
+		done:  perChange(func(c nft.KubeProxyChange) { delete(ns.cached.kubeProxy, c.Family) }),
 	}
 }

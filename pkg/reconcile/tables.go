@@ -1,0 +1,217 @@
+package reconcile
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/index"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// tables is the desired and the cached state that Services own, and what is indexed by it. It
+// decides what is dirty, and writes nothing.
+type tables struct {
+	cfg *plan.Config
+
+	owned   index.Index[types.NamespacedName, ownedState] // by Service
+	servers serverTable
+	members memberTable
+	vips    vipTable
+	sets    sets
+
+	conflicts conflicts
+	flows     flows
+	drainer   drainer
+	fwmarks   *markAllocator
+
+	realServers int // in the kernel
+	ipv4Servers int // IPv4 virtual servers in the kernel
+
+	inLocal      map[ipvs.Key]ipvs.Key   // fwmark key to address and port, from the members of plan.Local in the kernel
+	retired      map[ipvs.Key]ipvs.Key   // likewise for retired virtual servers, from the members of plan.Draining
+	foreign      ipvs.State              // virtual servers of other programs
+	unsure       map[ipvs.Key]struct{}   // virtual servers whose addition failed; a failure without an answer may have added them
+	wrongScope   map[netip.Addr]struct{} // addresses that kube-proxy added, with another scope
+	rulesCurrent bool                    // the rules in the kernel are the plan's
+	pruning      bool                    // all Services are known: undesired state may be deleted
+	vipsRemoved  bool                    // desired VIPs were deleted, and are to be claimed again
+	uses         plan.SetsInUse          // see useSet
+}
+
+type (
+	serverTable = table[ipvs.Key, wantedServer, cachedServer]
+	memberTable = table[memberKey, uint32, uint32] // the values are marks
+	vipTable    = table[plan.VIP, struct{}, struct{}]
+
+	server    = record[ipvs.Key, wantedServer, cachedServer]
+	member    = record[memberKey, uint32, uint32]
+	vipRecord = record[plan.VIP, struct{}, struct{}]
+)
+
+// ownedState is what one Service, or the node, wants.
+type ownedState struct {
+	owner   *Owner
+	servers []*server
+	members []*member
+	vips    []*vipRecord
+	deps    plan.Deps // of a Service
+}
+
+func newTables(cfg *plan.Config) *tables {
+	t := &tables{
+		cfg:       cfg,
+		owned:     index.OfNames(func(o *ownedState) types.NamespacedName { return o.owner.Name }),
+		servers:   newTable[ipvs.Key, wantedServer, cachedServer](hashServer),
+		members:   newTable[memberKey, uint32, uint32](hashMember),
+		vips:      newTable[plan.VIP, struct{}, struct{}](hashVIP),
+		sets:      sets{index: map[string]uint16{}},
+		conflicts: newConflicts(),
+		flows:     newFlows(),
+		drainer:   drainer{draining: map[ipvs.Key]map[netip.AddrPort]silence{}},
+		fwmarks:   newMarkAllocator(cfg),
+		inLocal:   map[ipvs.Key]ipvs.Key{},
+		retired:   map[ipvs.Key]ipvs.Key{},
+		foreign:   ipvs.State{},
+		unsure:    map[ipvs.Key]struct{}{},
+		uses:      plan.SetsInUse{},
+	}
+	t.members.counted = func(key memberKey, by int) {
+		set := t.sets.list[key.set]
+		if set.wanted += by; set.wanted > 0 {
+			t.useSet(set.name)
+		}
+	}
+	return t
+}
+
+func (t *tables) setDesired(owner *Owner, desired plan.ServicePlan) {
+	o := t.owned.Get(owner.Name)
+	if o == nil {
+		o = &ownedState{owner: owner}
+		t.owned.Put(o)
+	}
+	if !o.owner.Created.Equal(owner.Created) {
+		o.owner = owner
+	}
+	o.deps = desired.Deps
+	t.setServers(o, desired.VirtualServers)
+	t.setMembers(o, desired.Members)
+	if !t.pruning {
+		t.setFoundDirty(o)
+	}
+	o.vips = t.vips.replace(o.owner, o.vips, len(desired.VIPs),
+		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: desired.VIPs[i]} },
+		func(struct{}, struct{}) bool { return true })
+}
+
+func (t *tables) setServers(o *ownedState, want []plan.VirtualServer) {
+	var last []endpoint // the virtual servers of a Service often have the same endpoints
+	o.servers = replaceAll(&t.servers, o.owner, o.servers, len(want),
+		func(i int) entry[ipvs.Key, wantedServer] {
+			value := newWanted(&want[i], last)
+			last = value.endpoints
+			return entry[ipvs.Key, wantedServer]{want[i].Key, want[i].Precedence, value}
+		}, sameWanted,
+		func(s *server, e entry[ipvs.Key, wantedServer]) {
+			t.adoptForeign(s)
+			before := t.servers.owners(s.key)
+			t.servers.put(s, o.owner, e.precedence, e.value)
+			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.Flags&plan.IsUnreachable != 0 }) {
+				t.drainer.checkAt = time.Time{} // check at once: connections to them may have to be cut
+			}
+			t.ownersChanged(s.key, before)
+		}, func(s *server) {
+			before := t.servers.owners(s.key)
+			t.servers.drop(s, o.owner)
+			t.ownersChanged(s.key, before)
+		})
+}
+
+func (t *tables) setMembers(o *ownedState, want []plan.Member) {
+	o.members = t.members.replace(o.owner, o.members, len(want),
+		func(i int) entry[memberKey, uint32] {
+			return entry[memberKey, uint32]{key: t.sets.key(want[i]), value: want[i].Mark}
+		}, func(a, b uint32) bool { return a == b })
+}
+
+// ownersChanged makes everything dirty that depends on which Service has a virtual server.
+// It is called after the owners of key changed from before.
+func (t *tables) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
+	owners := t.servers.owners(key)
+	t.conflicts.update(key, owners)
+	t.setFWMarkServerDirty(key)
+	t.setRetiredDirty(key)
+	if len(before) > 1 || len(owners) > 1 {
+		t.setMembersDirty(key, owners)
+	}
+}
+
+// setCachedServer records that the kernel has a virtual server.
+func (t *tables) setCachedServer(s *server, is cachedServer) {
+	if !s.exists && s.key.Addr.Is4() {
+		t.ipv4Servers++
+	}
+	t.realServers += len(is.reals) - len(s.cached.reals)
+	t.servers.setCached(s, is)
+}
+
+// clearCachedServer records that the kernel does not have a virtual server.
+func (t *tables) clearCachedServer(s *server) {
+	if s.exists && s.key.Addr.Is4() {
+		t.ipv4Servers--
+	}
+	t.realServers -= len(s.cached.reals)
+	t.drainer.removeAll(s.key)
+	place := s.cached.place
+	t.servers.clearCached(s)
+	s.cached.place = place
+}
+
+// setCachedRealServer records that the kernel has a real server.
+func (t *tables) setCachedRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
+	before := len(s.cached.reals)
+	s.cached.setRealServer(dest, rs)
+	t.realServers += len(s.cached.reals) - before
+}
+
+// clearCachedRealServer records that the kernel does not have a real server.
+func (t *tables) clearCachedRealServer(s *server, dest netip.AddrPort) {
+	before := len(s.cached.reals)
+	s.cached.deleteRealServer(dest)
+	t.realServers += len(s.cached.reals) - before
+}
+
+// cachedServer returns the virtual server in the kernel; nil if there is none.
+func (t *tables) cachedServer(key ipvs.Key) *cachedServer {
+	if s := t.servers.records.Get(key); s != nil && s.exists {
+		return &s.cached
+	}
+	return nil
+}
+
+// adoptForeign makes another program's virtual server ours, because a Service wants its key.
+func (t *tables) adoptForeign(s *server) {
+	if is, ok := t.foreign[s.key]; ok {
+		t.setCachedServer(s, newCached(is))
+		delete(t.foreign, s.key)
+	}
+}
+
+// retry makes the next Flush retry what the kernel refused of Services. The zero name stands
+// for the node and for keys without an owner.
+func (t *tables) retry(names ...types.NamespacedName) {
+	due := make(map[types.NamespacedName]bool, len(names))
+	for _, name := range names {
+		due[name] = true
+	}
+	t.servers.retry(due)
+	t.members.retry(due)
+	t.vips.retry(due)
+	if due[nodeOwner.Name] {
+		t.flows.failed = false
+	}
+}

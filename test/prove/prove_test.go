@@ -6,8 +6,6 @@ import (
 	"cmp"
 	"flag"
 	"fmt"
-	"hash/fnv"
-	"maps"
 	"os"
 	"regexp"
 	"runtime/debug"
@@ -250,11 +248,7 @@ func TestUpdates(t *testing.T) {
 		})
 	}
 	only := regexp.MustCompile(os.Getenv("PROVE_UPDATE"))
-	every := 1
-	if prove == "short" {
-		every = 3
-	}
-	for _, c := range chosenChanges(scenarios(t, true), every) {
+	for _, c := range allChanges(scenarios(t, true)) {
 		if !only.MatchString(c.Name) {
 			continue
 		}
@@ -264,7 +258,7 @@ func TestUpdates(t *testing.T) {
 	}
 	close(work)
 	workers.Wait()
-	r.print(t, only.String() == "" && every == 1)
+	r.print(t, only.String() == "")
 	record(
 		figure("changes of a configuration", changes, "endpoints, policies, ports, addresses, ENIs"),
 		figure("states between two writes", all.States, "in each of them, every packet class has the result from before or from after the change"),
@@ -280,53 +274,17 @@ type scenarioChange struct {
 	Update
 }
 
-// kindOfChange matches what precedes the change in the name of a restart after which the process
-// finds it.
-var kindOfChange = regexp.MustCompile(`^restart( after)?[^:]*(: |, )`)
-
-// chosenChanges returns the changes that apply to scenarios: one of so many of each kind, at
-// least one. A hash of the names chooses, so a new scenario or change does not replace others.
-func chosenChanges(list []*Scenario, every int) []scenarioChange {
-	kinds := map[string][]scenarioChange{}
+// allChanges returns the changes that apply to scenarios.
+func allChanges(list []*Scenario) []scenarioChange {
+	var out []scenarioChange
 	for _, s := range list {
 		for _, u := range updatesOf(s) {
 			if _, _, ok := u.sides(s); ok {
-				kind := kindOfChange.ReplaceAllString(u.Name, "")
-				kinds[kind] = append(kinds[kind], scenarioChange{s, u})
+				out = append(out, scenarioChange{s, u})
 			}
 		}
 	}
-	var out []scenarioChange
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		changes := kinds[kind]
-		slices.SortStableFunc(changes, func(a, b scenarioChange) int { return cmp.Compare(a.hash(), b.hash()) })
-		out = append(out, changes[:(len(changes)+every-1)/every]...)
-	}
 	return out
-}
-
-func (c scenarioChange) hash() uint32 {
-	h := fnv.New32a()
-	h.Write([]byte(c.scenario.Name + ": " + c.Name))
-	return h.Sum32()
-}
-
-// TestChosenChanges checks that a third of the changes includes each kind.
-func TestChosenChanges(t *testing.T) {
-	list := scenarios(t, true)
-	all, third, kinds := chosenChanges(list, 1), chosenChanges(list, 3), map[string]bool{}
-	for _, c := range third {
-		kinds[kindOfChange.ReplaceAllString(c.Name, "")] = true
-	}
-	for _, c := range all {
-		if kind := kindOfChange.ReplaceAllString(c.Name, ""); !kinds[kind] {
-			t.Errorf("no change of the kind %q", kind)
-		}
-	}
-	if n := len(all); len(third) < n/3 || len(third) > n/2 {
-		t.Errorf("%d of %d changes, want about a third", len(third), n)
-	}
-	t.Logf("%d of %d changes, of %d kinds", len(third), len(all), len(kinds))
 }
 
 // rounds repeats a property of random scenarios. Rapid shrinks a failing one and keeps it in

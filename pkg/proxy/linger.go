@@ -11,13 +11,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// addressLingers is how long node ports are served on an address that was removed.
-// mainLingers is how long the main table's default route is assumed to exist after it
-// was removed. DHCP clients and network managers remove and add both again within a
-// second. Without this, the virtual servers of the address would be deleted with their
-// connections, and the primary interface could be mistaken for an ENI.
+// addressLingers is how long node ports are served on an address that was removed: the
+// default period of kube-proxy's syncs, up to which kube-proxy serves them. mainLingers is
+// how long the main table's default route is assumed to exist after it was removed. DHCP
+// clients and network managers remove and add both again, mostly within a second. Without
+// this, the virtual servers of the address would be deleted with their connections, and the
+// primary interface could be mistaken for an ENI.
 const (
-	addressLingers = 5 * time.Second
+	addressLingers = 30 * time.Second
 	mainLingers    = time.Minute
 )
 

@@ -19,8 +19,8 @@ COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 version_package := k8s.io/component-base/version
 ldflags = -s -w -X $(version_package).gitVersion=$(1) -X $(version_package).gitCommit=$(2)
 
-# All targets compile with the same flags, so that they share the build cache. Only the
-# race detector needs cgo. Without debug information, which stripped programs do not
+# All targets compile with the same flags, so that they share the build cache. Only `make race`
+# needs cgo. Without debug information, which stripped programs do not
 # have anyway, the compiler does an eighth less work.
 compile_flags := -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS := $(filter-out $(compile_flags),$(GOFLAGS)) $(compile_flags)
@@ -38,7 +38,7 @@ SHORT ?=
 # Tests of `behaviour`: by issue, by case, and under faults. They take too long for `test`.
 BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)|^Test(Churn|ENIChurn|ENIMatrixThreeENIs|MissingKernelParts)$$
 # Tests that `behaviour-short` omits: the longest, of which it runs others of the same kind.
-BEHAVIOUR_LONG := ^Test(ENIMatrixThreeENIs|ENIChurn|Churn|MissingKernelParts|Behaviour(ClusterIPsByRoute|TakeOverFrom(NFTablesAndBack|Iptables|BothBackEnds)|TakeOverWaitsForRules|MatrixIPv6|GiveBackToIptables|KubeProxyAfterKill|Untracked|NodesOwnSource|ENILayouts|UnreadableRules)|Reliability(Soak|Reconfigured|Drift|Kills|Draining)|Issue(71514UDPChurn|121591Schedulers|56320Localhost|59507ForeignVirtualServers))$$
+BEHAVIOUR_LONG := ^Test(ENIMatrixThreeENIs|ENIChurn|Churn|MissingKernelParts|Behaviour(ClusterIPsByRoute|Inside|Reach|TakeOverFrom(NFTablesAndBack|Iptables|BothBackEnds)|TakeOverWaitsForRules|MatrixIPv6|GiveBackToIptables|KubeProxyAfterKill|Untracked|NodesOwnSource|ENILayouts|UnreadableRules)|Reliability(Soak|Reconfigured|Drift|Kills|Draining)|Issue(71514UDPChurn|121591Schedulers|56320Localhost|59507ForeignVirtualServers|98465PolicyOfDrop))$$
 # Number of labs that share the end-to-end tests. An emulated lab has two processors. Two
 # labs on two processors take longer than one after the other, and starve each other.
 LABS ?= $(if $(RUN),1,$(if $(filter 1 2 3,$(shell nproc)),1,2))
@@ -126,15 +126,21 @@ kind: ## run upstream's sig-network tests on a kind cluster (needs Docker and ki
 
 test: ## run the unit tests, then the end-to-end tests except those of `behaviour`
 	@$(MAKE) --no-print-directory START=$(START) deps
-	@$(MAKE) --no-print-directory START=$(START) -j2 unit e2e-parts
+	@for part in e2e-parts unit; do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
 	@$(MAKE) --no-print-directory START=$(START) e2e SKIP='$(BEHAVIOUR)'
 
-unit: deps ## run the unit tests with the race detector (go vet is part of lint)
+unit: deps ## run the unit tests (go vet is part of lint)
 	$(call phase,unit tests)
-	@CGO_ENABLED=1 $(GO) test -race -vet=off ./...
+	@$(GO) test -vet=off ./...
 	@cd test/helm && $(GO) test ./...
 	@cd test/sbom && $(GO) test ./...
 	$(call phase,unit tests passed)
+
+.PHONY: race
+race: deps ## run the unit tests with the race detector, which compiles everything once more
+	$(call phase,unit tests with the race detector)
+	@CGO_ENABLED=1 $(GO) test -race -vet=off ./...
+	$(call phase,no race is detected)
 
 e2e: build e2e-binaries peers $(if $(filter test/e2e/demo,$(E2E_PACKAGES)),lab-image) ## run the end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces the kind of lab
 	$(call phase,end-to-end tests in the lab)
@@ -155,7 +161,7 @@ behaviour-short: behaviour-parts ## run behaviour without the longest tests (SHO
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)' SKIP='$(BEHAVIOUR_LONG)' SHORT=1
 
 # Prerequisites of the end-to-end tests, built one after the other: two compilers in
-# parallel would compile the same packages. The unit tests' packages differ (race detector).
+# parallel would compile the same packages.
 .PHONY: e2e-parts
 e2e-parts:
 	@for part in image build e2e-binaries peers lab-image; do $(MAKE) --no-print-directory START=$(START) $$part || exit; done

@@ -122,8 +122,8 @@ func (d *drainer) takeCuts() []Cut {
 //
 // Once an endpoint is in no EndpointSlice any more, its pod may not exist: a client that keeps
 // sending would keep its connection and never get an answer (kubernetes#84322, #89392, #77903).
-// So the real server is removed, which resets its connections, if clients have sent packets and
-// it none for the time of the deadline. A pod that only left the Service answers. An endpoint that
+// So the real server is removed, which resets its connections, if it has not answered its clients'
+// packets for the time of the deadline. A pod that only left the Service answers. An endpoint that
 // is still in a slice has no deadline, whatever its conditions. One on an unreachable node is
 // removed at once.
 func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most int) Problems {

@@ -2,8 +2,8 @@ package lab
 
 import "fmt"
 
-// layOutPlainly gives the secondary interface an address of its network. The node's pods
-// are on a bridge, and the fabric routes their subnet to the primary interface.
+// layOutPlainly adds an address to the secondary interface, and a bridge for the node's pods. The
+// fabric routes the pods' subnet to the primary interface.
 func (c *ENICluster) layOutPlainly(plan *eniPlan) {
 	c.t.Helper()
 	c.Node.Address("eth1", plan.prefix(plan.eni))

@@ -223,8 +223,12 @@ func (c *counting) begin() {
 	}
 }
 
+// paths returns the paths to measure. Under kube-proxy, connections of pods on an ENI do not leave
+// by it, so there only paths without the ENI are compared.
 func (c *counting) paths() []path {
-	return chosen(c.t, "INSTRUCTIONS_PATHS", c.world.paths, func(p path) string { return p.name })
+	peer := c.subject.program != nil && c.subject.program.peer
+	return slices.DeleteFunc(chosen(c.t, "INSTRUCTIONS_PATHS", slices.Clone(c.world.paths), func(p path) string { return p.name }),
+		func(p path) bool { return c.world.eni && peer && !p.elsewhere })
 }
 
 // measure measures all workloads on some paths.

@@ -60,6 +60,9 @@ var (
 	balancerPath   = path{name: "load balancer", from: fromOutside, service: lbService, kind: byBalancer, masqueraded: true}
 	localPath      = path{name: "Local", from: fromOutside, service: localService, kind: byBalancer}
 	rangesPath     = path{name: "source ranges", from: fromOutside, service: rangesService, kind: byBalancer, masqueraded: true}
+	balancer6Path  = path{name: "load balancer, IPv6", from: fromOutside, service: lbService, kind: byBalancer, family: 1, masqueraded: true}
+	local6Path     = path{name: "Local, IPv6", from: fromOutside, service: localService, kind: byBalancer, family: 1}
+	ranges6Path    = path{name: "source ranges, IPv6", from: fromOutside, service: rangesService, kind: byBalancer, family: 1, masqueraded: true}
 	eniOutPath     = path{name: "from an ENI's pod", from: fromENIPod, service: remoteService, kind: byBalancer, masqueraded: true}
 	eniInPath      = path{name: "to an ENI's pod", from: fromOutside, service: eniService, kind: byBalancer, masqueraded: true}
 )
@@ -95,15 +98,15 @@ var worlds = []*world{
 		subjects: []string{Direct, bareName, floorName, KubeIPVS, ipvsName, iptName, nftName, floorAgainName}},
 	{name: "ENI", services: []*countedService{plainService, portService, remoteService, eniService}, eni: true,
 		paths:    []path{eniOutPath, eniInPath, clusterIPElsewhere, nodePortElsewhere},
-		subjects: []string{Direct, floorName, KubeIPVS, fwmarkName}},
+		subjects: []string{Direct, floorName, KubeIPVS, fwmarkName, ipvsName, nftName}},
 	{name: "Local", services: []*countedService{plainService, portService, localService},
-		paths:    []path{localPath, clusterIPElsewhere, nodePortElsewhere},
+		paths:    []path{localPath, local6Path, clusterIPElsewhere, nodePortElsewhere},
 		subjects: []string{Direct, floorName, KubeIPVS, ipvsName, nftName}},
 	{name: "load balancer", services: []*countedService{plainService, portService, lbService},
-		paths:    []path{balancerPath, clusterIPElsewhere, nodePortElsewhere},
+		paths:    []path{balancerPath, balancer6Path, clusterIPElsewhere, nodePortElsewhere},
 		subjects: []string{Direct, floorName, KubeIPVS, portName, ipvsName, nftName}},
 	{name: "source ranges", services: []*countedService{plainService, portService, rangesService},
-		paths:    []path{rangesPath, clusterIPElsewhere, nodePortElsewhere},
+		paths:    []path{rangesPath, ranges6Path, clusterIPElsewhere, nodePortElsewhere},
 		subjects: []string{Direct, floorName, KubeIPVS, ipvsName}},
 	{name: "ClusterIP", services: []*countedService{plainService}, paths: []path{clusterIPPath},
 		subjects: []string{Direct, floorName, KubeIPVS}},

@@ -11,11 +11,23 @@ import (
 // namespace of the calling thread. It may be used concurrently.
 type Proc struct{ root string }
 
-// New returns the parameters at /proc/sys.
-func New() *Proc { return NewAt("/proc/sys") }
+// In a container that is not privileged, runtimes mount ownRoot read-only. The DaemonSet's pod has
+// the node's parameters of the network below hostRoot, where they can be written.
+const ownRoot, hostRoot = "/proc/sys", "/host/proc/sys"
+
+// New returns the parameters at /proc/sys, or those at /host/proc/sys if only these can be written.
+func New() *Proc { return newAt(NewAt(ownRoot), NewAt(hostRoot)) }
+
+func newAt(own, host *Proc) *Proc {
+	const key = "net/ipv4/ip_forward" // every kernel has it
+	if !own.Writable(key) && host.Writable(key) {
+		return host
+	}
+	return own
+}
 
 // NewAt returns the parameters at another root, such as a host's /proc/sys mounted
-// elsewhere.
+// elsewhere. Keys that are not below it do not exist.
 func NewAt(root string) *Proc { return &Proc{root: root} }
 
 // Observe reads the keys. If a key does not exist (ENOENT, with the fix) or cannot be

@@ -125,7 +125,7 @@ func explain(key string, err error) error {
 	case errors.Is(err, unix.ENOENT):
 		return fmt.Errorf("%w (%s)", err, missing(key))
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%w (/proc/sys is mounted read-only: the container must be privileged)", err)
+		return fmt.Errorf("%w (/proc/sys is mounted read-only: mount the node's /proc/sys/net at /host/proc/sys/net, or run the container privileged)", err)
 	case kernel.IsPermission(err):
 		return fmt.Errorf("%w (the process needs root and CAP_NET_ADMIN)", err)
 	}

@@ -175,3 +175,28 @@ func TestLinkKey(t *testing.T) {
 		t.Errorf("IPv6: %s", got)
 	}
 }
+
+// The parameters at the host's mount are used only where the own ones cannot be written.
+func TestRootOfParameters(t *testing.T) {
+	writable := func() *Proc {
+		root := t.TempDir()
+		if err := os.MkdirAll(filepath.Join(root, "net/ipv4"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, "net/ipv4/ip_forward"), []byte("1\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return NewAt(root)
+	}
+	own, host, none := writable(), writable(), NewAt(t.TempDir())
+	for name, c := range map[string]struct{ own, host, want *Proc }{
+		"no container":        {own, none, own},
+		"both can be written": {own, host, own},
+		"only the host's":     {none, host, host},
+		"neither can be":      {none, none, none},
+	} {
+		if got := newAt(c.own, c.host); got.root != c.want.root {
+			t.Errorf("%s: %s is used, want %s", name, got.root, c.want.root)
+		}
+	}
+}

@@ -70,6 +70,7 @@ func TestReliabilityContainer(t *testing.T) {
 		t.Errorf("something was refused:\n%s", out)
 	}
 	d.checkCommands(t, c.api.namespace, c.web1.Addresses[0].String())
+	d.checkSysctls(t)
 	p.Terminate()
 	d.cleanUp(t)
 	record(
@@ -98,7 +99,7 @@ func deploy(t *testing.T, node *lab.BridgeNode) *deployment {
 		switch {
 		case v.ConfigMap != nil:
 			d.files[v.Name] = configFolder(t)
-		case v.HostPath.Type == nil:
+		case v.HostPath.Type == nil, *v.HostPath.Type == corev1.HostPathDirectory:
 			d.files[v.Name] = v.HostPath.Path
 		case *v.HostPath.Type == corev1.HostPathDirectoryOrCreate:
 			node.HostFolder(v.HostPath.Path)
@@ -202,6 +203,23 @@ func (d *deployment) checkWithout(t *testing.T, missing corev1.Capability) {
 	if code, output := d.run(c, "--once"); code == 0 || !strings.Contains(output, want) {
 		t.Errorf("ended with %d, want a message with %q:\n%s", code, want, output)
 	}
+}
+
+// checkSysctls checks that the process sets parameters, although /proc/sys is read-only in its
+// container.
+func (d *deployment) checkSysctls(t *testing.T) {
+	t.Helper()
+	if got := d.node.ReadSysctl("net.ipv4.vs.snat_reroute"); got != "0" {
+		t.Errorf("snat_reroute is %s, so replies are routed twice", got)
+	}
+	const forward = "net.ipv4.ip_forward"
+	d.node.Exec("sysctl", "-qw", forward+"=0")
+	lab.Eventually(t, 2*stallLimit, forward+" is set again", func() error {
+		if got := d.node.ReadSysctl(forward); got != "1" {
+			return fmt.Errorf("it is %s", got)
+		}
+		return nil
+	})
 }
 
 // checkCommands runs commands as "kubectl exec" does, beside the proxy. They use its

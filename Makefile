@@ -53,7 +53,7 @@ export LAB_KERNEL := $(KERNEL)
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-idle bench-node bench-wide bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-idle bench-counted bench-wide bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
 
 build: ## build bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -353,10 +353,12 @@ bench-idle: deps ## measure an idle node with all checks, and a restart, with BE
 	$(call phase,measuring in the lab)
 	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestIdle
 
-bench-node: deps ## measure pods that start, a Service of 5,000 endpoints, a full conntrack table, and changes beside checks, with BENCH_SIZES Services
+bench-counted: deps ## count the instructions of starts, one change, a pod's start, a large Service, a full conntrack table and idle, and write docs/performance/counted.md
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
-	$(call phase,measuring in the lab)
-	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestNode
+	$(call phase,counting instructions in the lab)
+	@$(BENCH_LAB) -icount -env BENCH_SIZES='$(BENCH_SIZES)' $(BENCH_FACTS) -- hack/bench -test.run TestCounted
+	@cp $(CACHE)/bench/counted.md docs/performance/
+	$(call phase,see docs/performance/counted.md)
 
 bench-wide: deps ## measure the cold start with BENCH_SIZES Services of 50 endpoints, beside kube-proxy's nftables mode
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers peer-kube-proxy

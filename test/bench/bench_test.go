@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// TestBench measures everything, and writes a page and a plot to $LAB_OUT.
+// TestBench measures everything except what TestCounted counts, and writes a page and a plot to $LAB_OUT.
 func TestBench(t *testing.T) {
 	sizes, peerSizes := numbers(t, "BENCH_SIZES"), numbers(t, "BENCH_PEER_SIZES")
 	results := NewResults()
@@ -127,7 +127,7 @@ func (r *run) everything() {
 	r.restart()
 	r.idle(idleTime)
 	r.emptied()
-	r.onNode()
+	r.disturbed(1000)
 }
 
 // byAddress measures only what depends on how VIPs are claimed.

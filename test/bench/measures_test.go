@@ -25,9 +25,19 @@ type run struct {
 	foreign int           // added foreign virtual servers
 	reading time.Duration // of the kernel by the last comparison
 	limit   time.Duration
+	// counting is true on a processor that executes one instruction in a nanosecond.
+	counting bool
 }
 
 func (r *run) put(m Measure, value float64) { r.Put(m, r.subject.name, r.n, value) }
+
+// count stores a CPU time in milliseconds as millions of instructions, which it is only where
+// instructions are counted.
+func (r *run) count(m Measure, value float64) {
+	if r.counting {
+		r.put(m, value)
+	}
+}
 
 // log prints figures.
 func (r *run) log(measures ...Measure) {
@@ -92,7 +102,9 @@ func (r *run) startTapped() tally {
 	tp.hold()
 	before := cpu(r.t, r.process.PID())
 	ended := r.passed(r.limit)
-	r.put(KernelCPU, (cpu(r.t, r.process.PID()) - before).Seconds())
+	used := cpu(r.t, r.process.PID()) - before
+	r.put(KernelCPU, used.Seconds())
+	r.count(KernelCounted, milliseconds(used))
 	r.put(ColdStart, ended.Sub(r.started).Seconds())
 	seen := tp.close()
 	r.put(Kernel, ended.Sub(seen.First).Seconds())
@@ -147,7 +159,7 @@ func (r *run) rolling() {
 	r.account.by(r.process.PID())
 	before := cpu(r.t, r.process.PID())
 	r.changeAll(tp, min(restarted, r.n))
-	r.put(ChangeCPU, milliseconds(cpu(r.t, r.process.PID())-before)/float64(min(restarted, r.n)))
+	r.count(ChangeCPU, milliseconds(cpu(r.t, r.process.PID())-before)/float64(min(restarted, r.n)))
 	r.drained(tp, min(restarted, r.n))
 	seen := tp.close()
 	r.put(Rolling, float64(seen.total()))
@@ -357,7 +369,9 @@ func (r *run) compare() {
 	_, after := r.compared()
 	r.reading = after - reading
 	r.settled()
-	r.put(Check, (cpu(r.t, pid) - before).Seconds())
+	check := cpu(r.t, pid) - before
+	r.put(Check, check.Seconds())
+	r.count(CheckCounted, milliseconds(check))
 }
 
 // checkPeriod returns the default time between two full comparisons, as in pkg/reconcile: 30
@@ -397,7 +411,9 @@ func (r *run) idle(duration time.Duration) tally {
 	idle := 100 * used.Seconds() / duration.Seconds()
 	r.put(Idle, idle)
 	if check, measured := r.Get(Check, r.subject.name, r.n); measured {
-		r.put(IdleChecked, idle+100*check/checkPeriod(r.n, r.reading).Seconds())
+		checked := idle + 100*check/checkPeriod(r.n, r.reading).Seconds()
+		r.put(IdleChecked, checked)
+		r.count(IdleCounted, 10*checked) // 1 % of 1,000 million
 	} else if r.subject.peer {
 		r.put(IdleChecked, idle)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -21,24 +22,39 @@ import (
 // and virtual servers, the conntrack table is full, and one Service has thousands of
 // endpoints.
 
-// TestNode measures only that. It is a part of TestBench for developers.
-func TestNode(t *testing.T) {
+// TestCounted counts the instructions that a node's process executes, and writes a page to $LAB_OUT.
+// It needs a guest whose clock counts instructions (the lab's flag -icount).
+func TestCounted(t *testing.T) {
 	b := newBench(t)
+	sizes := numbers(t, "BENCH_SIZES")
+	describe(b.results, sizes, nil)
 	b.eachSize(func(t *testing.T, n int) {
 		r := b.begin(t, byRoute, n)
+		floors(t, r.Results, n, false)
+		floor, _ := r.Get(Kernel, Floor, n)
+		r.Put(FloorCounted, Floor, n, 1000*floor)
+		r.counting = true
 		r.seldom("1h")
-		r.coldStart()
-		r.onNode()
-		r.log(PodStart, ManyEndpoints, FullConntrack, OneDisturbed)
+		r.counted(StartCounted, func() { r.coldStart() })
+		r.rolling()
+		r.compare()
+		r.podStarts(20)
+		r.manyEndpoints(20)
+		r.seldom("30s")
+		r.counted(RestartCounted, func() { r.restart() })
+		r.idle(idleTime)
+		r.emptied()
+		r.fullConntrack(5) // last, because the entries stay
+		r.log(Counted...)
+		b.results.Fact("ended", now())
+		keep(t, "counted.md", b.results.CountedPage(CountedTargets(slices.Max(sizes))))
 	})
 }
 
-// onNode measures everything of this file.
-func (r *run) onNode() {
-	r.podStarts(20)
-	r.manyEndpoints(20)
-	r.disturbed(1000)
-	r.fullConntrack(5) // last, because the entries stay
+// counted counts the instructions of a process from its start to the end of a function.
+func (r *run) counted(m Measure, start func()) {
+	start()
+	r.count(m, milliseconds(cpu(r.t, r.process.PID())))
 }
 
 // podStarts measures the CPU time that the start of one pod costs.

@@ -38,6 +38,25 @@ func TestNotMeasured(t *testing.T) {
 	}
 }
 
+// The page of counted instructions has their targets and no others.
+func TestCountedPage(t *testing.T) {
+	r := example()
+	r.Put(PodStart, Ours, 44125, 5.25)
+	page := r.CountedPage(CountedTargets(44125))
+	for _, line := range []string{
+		"| A pod starts on a node with 44,125 VIPs: million instructions, on the loop and beside it (2 ms) | at most 6 | 5.25 | met |",
+		"| Most memory during the start, in that after it, 44,125 | at most 1.30 | not measured | |",
+		"### A pod starts, million instructions",
+	} {
+		if !strings.Contains(page, line+"\n") {
+			t.Errorf("no line %q in\n%s", line, page)
+		}
+	}
+	if strings.Contains(page, "kube-proxy, ipvs") {
+		t.Errorf("figures of another page:\n%s", page)
+	}
+}
+
 func TestTargetsAreMissed(t *testing.T) {
 	r := example()
 	r.Put(ColdStart, IPVS, 1000, 100)

@@ -64,9 +64,7 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 		return
 	}
 	b.addMember(PortVIPs, ipset.Entry{Addr: a})
-	if !active(vs.Endpoints) {
-		b.addMember(Refused, EntryOf(vs.Key))
-	}
+	b.addRefused(vs)
 }
 
 // claimShared claims a load balancer IP or external IP, whose other ports may belong to
@@ -74,6 +72,9 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 // keep working there (kubernetes#114815). If it is not the Node's own address, another program may
 // move it to another node at any time. A route then keeps it local, as the address on kube-ipvs0
 // does under kube-proxy: otherwise open connections of pods would leave the node and be reset.
+//
+// If one Service shows by its endpoints that the VIP is another node's address, the claims of others
+// by route yield to its claim by port (package reconcile).
 func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	a := vs.Key.Addr
 	b.plan.Deps |= OnNodeIPs
@@ -95,6 +96,15 @@ func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	}
 	b.addVIP(ClaimRoute, vs)
 	b.addMember(SharedVIPs, ipset.Entry{Addr: a})
+	b.addRefused(vs)
+}
+
+// addRefused lists a port without an endpoint, for packets that are forwarded: those to a VIP that
+// this or another Service claims by port. Package reconcile omits the others.
+func (b *serviceBuilder) addRefused(vs *VirtualServer) {
+	if !active(vs.Endpoints) {
+		b.addMember(Refused, EntryOf(vs.Key))
+	}
 }
 
 // hasEndpointAt reports whether an endpoint of the Service has the address, on any

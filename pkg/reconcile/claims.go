@@ -4,13 +4,15 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// The claim of a VIP changes after a restart with another configuration, or when an endpoint
-// or another node gets its address. The VIP must stay local all the time:
+// The claim of a VIP changes after a restart with another configuration, or when an endpoint of any
+// Service that has it, or another node, gets its address. The VIP must stay local all the time:
 //
 //  1. While rules of the earlier configuration serve, the VIP keeps the earlier claim.
 //  2. The new claim is added.
@@ -22,6 +24,70 @@ import (
 // claimSets maps a claim to the set that lists the VIPs with that claim.
 var claimSets = map[plan.ClaimMode]plan.SetName{plan.ClaimPort: plan.PortVIPs, plan.ClaimRoute: plan.SharedVIPs}
 
+// desiredVIP reports whether a claim of a VIP is desired.
+func (t *tables) desiredVIP(v *vipRecord) bool { return v.wanted() && !t.yields(v) }
+
+// claimedByPort reports whether any Service claims a VIP by port.
+func (t *tables) claimedByPort(a netip.Addr) bool {
+	return t.vips.wanted(plan.VIP{Addr: a, Claim: plan.ClaimPort})
+}
+
+// yields reports whether the route of a VIP yields to a claim by port: one Service shows that the
+// VIP is another node's address, and all that claim it by route do so under ClaimAuto. The route
+// would cut off that node, the first Service's endpoints included. Their plans list the VIP in
+// plan.SharedVIPs; those of Services that need the route do not.
+func (t *tables) yields(v *vipRecord) bool {
+	if v.key.Claim != plan.ClaimRoute || !t.claimedByPort(v.key.Addr) {
+		return false
+	}
+	m := t.members.records.Get(t.claimMember(plan.SharedVIPs, v.key.Addr))
+	return m != nil && t.members.ownerCount(m) == t.vips.ownerCount(v)
+}
+
+func (t *tables) claimMember(set plan.SetName, a netip.Addr) memberKey {
+	return t.sets.key(plan.Member{Set: set.In(ip.Of(a)), Entry: ipset.Entry{Addr: a}})
+}
+
+// followsClaim reports whether the desired claim of a VIP allows a member: plan.SharedVIPs lists it
+// unless the route yields, and plan.Refused lists ports of VIPs claimed by port.
+func (t *tables) followsClaim(m *member) bool {
+	switch set, family := t.sets.list[m.key.set].name, ip.Of(m.key.addr); set {
+	case plan.SharedVIPs.In(family):
+		v := t.vips.records.Get(plan.VIP{Addr: m.key.addr, Claim: plan.ClaimRoute})
+		return v == nil || !t.yields(v)
+	case plan.Refused.In(family):
+		return t.claimedByPort(m.key.addr)
+	}
+	return true
+}
+
+// portClaimChanged makes everything dirty that depends on whether a VIP is claimed by port.
+func (t *tables) portClaimChanged(a netip.Addr) {
+	v := t.vips.records.Get(plan.VIP{Addr: a, Claim: plan.ClaimRoute})
+	if v == nil {
+		return
+	}
+	t.vips.setDirty(v)
+	t.members.setKeyDirty(t.claimMember(plan.SharedVIPs, a))
+	refused := t.sets.named(plan.Refused.In(ip.Of(a)))
+	for _, name := range t.vips.owners(v.key) {
+		for _, m := range t.owned.Get(name).members {
+			if m.key.set == refused && m.key.addr == a {
+				t.members.setDirty(m)
+			}
+		}
+	}
+}
+
+// claimants returns the Services that a claim of a VIP serves.
+func (t *tables) claimants(v *vipRecord) []types.NamespacedName {
+	owners := t.vips.owners(v.key)
+	if route := t.vips.records.Get(plan.VIP{Addr: v.key.Addr, Claim: plan.ClaimRoute}); v.key.Claim == plan.ClaimPort && route != nil && t.yields(route) {
+		owners = append(owners, t.vips.owners(route.key)...)
+	}
+	return owners
+}
+
 // isClaimed reports whether the kernel has a claim of a VIP that matches.
 func (f *flush) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) bool {
 	return slices.ContainsFunc([]plan.ClaimMode{plan.ClaimPort, plan.ClaimRoute, plan.ClaimAddress}, func(claim plan.ClaimMode) bool {
@@ -30,9 +96,12 @@ func (f *flush) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) bool {
 	})
 }
 
-// keepsClaim reports whether a VIP keeps the claim of an earlier configuration for now.
+// keepsClaim reports whether a VIP keeps the claim of an earlier configuration for now. Until all
+// Services are known, so does one that is claimed by port: a Service that shows why may follow.
 func (f *flush) keepsClaim(addr netip.Addr) bool {
-	return f.otherRulesServe() && f.isClaimed(addr, func(v *vipRecord) bool { return !v.wanted() })
+	return !f.pruning && f.isClaimed(addr, func(v *vipRecord) bool {
+		return !f.desiredVIP(v) && (f.otherRulesServe() || v.key.Claim == plan.ClaimPort)
+	})
 }
 
 // claimAgain adds the routes of VIPs that are local by a route of an earlier configuration. Only
@@ -47,7 +116,7 @@ func (f *flush) claimAgain() {
 	}
 	var again []*vipRecord
 	for v := range f.vips.allDirty() {
-		if v.wanted() && !v.exists && local[v.key.Addr] {
+		if f.desiredVIP(v) && !v.exists && local[v.key.Addr] {
 			again = append(again, v)
 		}
 	}
@@ -81,7 +150,7 @@ func (f *flush) deleteClaimMembers() {
 		if _, ok := f.claimOfSet(m); !ok || !m.exists {
 			continue
 		}
-		if _, desired := f.desiredMember(m); !desired && f.isClaimed(m.key.addr, (*vipRecord).wanted) {
+		if _, desired := f.desiredMember(m); !desired && f.isClaimed(m.key.addr, f.desiredVIP) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}

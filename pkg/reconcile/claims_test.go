@@ -109,3 +109,110 @@ func (w *world) startAs(services ...service.Service) {
 	w.reconciler.Prune()
 	w.reconciler.Flush()
 }
+
+// claimsOf returns the claims of a VIP in the kernel, and the claimSets that list it.
+func (w *world) claimsOf(a netip.Addr) []string {
+	w.t.Helper()
+	is, err := w.Routing.Observe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	sets, err := w.IPSet.Observe(func(string) bool { return true })
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var out []string
+	for r := range is.Routes {
+		if r.Dst.Addr() == a {
+			out = append(out, string(w.reconciler.claimOf(r.Table)))
+		}
+	}
+	for _, set := range []plan.SetName{plan.PortVIPs, plan.SharedVIPs} {
+		if _, member := sets[set.In(ip.IPv4)].Entries[ipset.Entry{Addr: a}]; member {
+			out = append(out, string(set))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (w *world) refuses(address string) bool {
+	w.t.Helper()
+	sets, err := w.IPSet.Observe(func(string) bool { return true })
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	_, member := sets[plan.Refused.In(ip.IPv4)].Entries[plan.EntryOf(key(ip.TCP, address))]
+	return member
+}
+
+// TestServicesShareAnotherNodesAddress: one Service shows by its endpoints that a VIP is another
+// node's address. Services with other endpoints have the VIP too, at other ports. Its claim is by
+// port, in whatever order they are added, changed and removed, and a change of one Service does
+// not set the others again.
+func TestServicesShareAnotherNodesAddress(t *testing.T) {
+	const node = "192.168.1.12"
+	addr := netip.MustParseAddr(node)
+	host, pods, none := loadBalancer("host", "10.96.0.1", node, node+":80"), loadBalancer("pods", "10.96.0.2", node, here), loadBalancer("none", "10.96.0.3", node)
+	pods.Ports[0].Port, none.Ports[0].Port = 8080, 8081
+	elsewhere := loadBalancer("host", "10.96.0.1", node, "10.244.9.9:80")
+	route, port := []string{string(plan.SharedVIPs), "route"}, []string{string(plan.PortVIPs), "port"}
+	slices.Sort(route)
+	auto := func() *world {
+		w := newWorld(t)
+		w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = plan.ClaimAuto, plan.ClaimAuto
+		w.restart()
+		return w
+	}
+	for name, order := range map[string][]service.Service{"host first": {host, pods, none}, "host last": {pods, none, host}} {
+		t.Run(name, func(t *testing.T) {
+			w := auto()
+			w.start()
+			check := func(when string, want []string) {
+				t.Helper()
+				if got := w.claimsOf(addr); !slices.Equal(got, want) {
+					t.Errorf("%s: claimed by %v, want %v", when, got, want)
+				}
+				if got, want := w.refuses(node+":8081"), slices.Contains(want, "port"); got != want {
+					t.Errorf("%s: a port without an endpoint is listed: %v, want %v", when, got, want)
+				}
+				if w.refuses(node + ":8080") {
+					t.Errorf("%s: a port with an endpoint is listed", when)
+				}
+			}
+			for _, s := range order {
+				w.mustApply(s)
+			}
+			check("all are added", port)
+			w.mustApply(elsewhere)
+			check("the endpoint has moved", route)
+			w.mustApply(host)
+			check("it is back", port)
+			if differences, err := w.observe(); err != nil || differences != 0 {
+				t.Errorf("%d differences after all, %v", differences, err)
+			}
+			want := w.kernel()
+			w.restart()
+			w.order = nil
+			w.start(order...)
+			if got := w.kernel(); got != want {
+				t.Errorf("after a restart:\n%s\nwant\n%s", got, want)
+			}
+			for _, c := range w.order {
+				if strings.Contains(c, node) && strings.Contains(c, "route") {
+					t.Errorf("a restart writes %q", c)
+				}
+			}
+			w.reconciler.Delete(host.Name)
+			w.reconciler.Flush()
+			w.checkHeld()
+			check("the Service is deleted", route)
+			w.reconciler.Delete(pods.Name)
+			w.reconciler.Delete(none.Name)
+			w.reconciler.Flush()
+			if got := w.claimsOf(addr); got != nil {
+				t.Errorf("all are deleted: claimed by %v", got)
+			}
+		})
+	}
+}

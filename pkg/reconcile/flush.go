@@ -203,7 +203,7 @@ func (f *flush) flushVIPs() {
 	}
 	for v := range f.vips.allDirty() {
 		switch {
-		case v.wanted() == v.exists:
+		case f.desiredVIP(v) == v.exists:
 			f.vips.setClean(v)
 		case v.exists:
 			removed = append(removed, v)
@@ -229,7 +229,7 @@ func (f *flush) changeVIPs(vips []*vipRecord, wanted bool) {
 		changes[i] = f.vipChange(v.key, wanted)
 	}
 	succeeded(changes, f.kernel.writeRouting(changes), func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
-		f.fail(f.vips.owners(vips[i].key), err)
+		f.fail(f.claimants(vips[i]), err)
 		f.vips.setStuck(vips[i])
 		if changes[i].Op == routing.AddAddress && errors.Is(err, unix.ENODEV) {
 			f.linkGone = true
@@ -287,7 +287,7 @@ func (f *flush) lacking() (members, servers map[netip.Addr]bool) {
 
 // hasServer reports whether the kernel has a virtual server of a VIP.
 func (f *flush) hasServer(v *vipRecord) bool {
-	return slices.ContainsFunc(f.vips.owners(v.key), func(name types.NamespacedName) bool {
+	return slices.ContainsFunc(f.claimants(v), func(name types.NamespacedName) bool {
 		return slices.ContainsFunc(f.owned.Get(name).servers, func(s *server) bool { return s.exists && s.key.Addr == v.key.Addr })
 	})
 }
@@ -295,7 +295,7 @@ func (f *flush) hasServer(v *vipRecord) bool {
 // vipDone updates the cached state after a VIP was claimed or released.
 func (f *flush) vipDone(v *vipRecord) {
 	f.vips.noteWritten(v)
-	if v.wanted() {
+	if f.desiredVIP(v) {
 		f.vips.setCached(v, struct{}{})
 		f.addFlowsOf(v)
 	} else {
@@ -306,7 +306,7 @@ func (f *flush) vipDone(v *vipRecord) {
 
 // addFlowsOf adds the UDP flows to a VIP that has become local to those to delete.
 func (f *flush) addFlowsOf(v *vipRecord) {
-	for _, name := range f.vips.owners(v.key) {
+	for _, name := range f.claimants(v) {
 		for _, s := range f.owned.Get(name).servers {
 			if s.exists && s.key.Addr == v.key.Addr && s.key.Protocol == ip.UDP {
 				f.addStaleFlows(s.key)
@@ -321,7 +321,7 @@ func (t *tables) removed(removals []routing.Removal) int {
 	n := 0
 	for _, l := range removals {
 		v := t.vips.records.Get(plan.VIP{Addr: l.Addr, Claim: t.claimOf(l.Table)})
-		if v != nil && v.wanted() && v.exists {
+		if v != nil && t.desiredVIP(v) && v.exists {
 			t.vips.clearCached(v)
 			t.vips.setDirty(v)
 			n++

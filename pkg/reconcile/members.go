@@ -24,11 +24,15 @@ func serverOf(m plan.Member) (ipvs.Key, bool) {
 
 // desiredMember returns the desired mark of a member, and whether the member is desired. A
 // member that configures a virtual server is desired only if the node wants it, or the Service
-// that has precedence there. A drain entry is desired while its virtual server exists.
+// that has precedence there. A drain entry is desired while its virtual server exists. Members of
+// some sets depend on how a VIP is claimed; see followsClaim.
 func (t *tables) desiredMember(m *member) (mark uint32, desired bool) {
 	full := t.sets.member(m.key)
 	if fwm, address, ok := parseDrainEntry(full); ok {
 		return 0, t.needsDrainEntry(fwm, address)
+	}
+	if !t.followsClaim(m) {
+		return 0, false
 	}
 	key, about := serverOf(full)
 	if !about || !t.servers.wanted(key) {

@@ -338,8 +338,8 @@ func (d *resync) dropMissingVIP(v *vipRecord) {
 }
 
 func (d *resync) compareVIP(v *vipRecord) {
-	if v.wanted() || d.pruning {
-		compared(d, &d.vips, v, v.wanted() != v.exists)
+	if desired := d.desiredVIP(v); desired || d.pruning {
+		compared(d, &d.vips, v, desired != v.exists)
 	}
 }
 

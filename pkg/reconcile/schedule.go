@@ -142,7 +142,7 @@ func (r *Reconciler) Prune() {
 		}
 	}
 	for _, v := range r.vips.list() {
-		r.vips.compared(v, v.wanted() != v.exists)
+		r.vips.compared(v, r.desiredVIP(v) != v.exists)
 	}
 	now := time.Now()
 	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod(r.omitsRules()))

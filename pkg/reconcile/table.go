@@ -332,6 +332,14 @@ func (t *table[K, W, C]) winner(key K) types.NamespacedName {
 	return nodeOwner.Name
 }
 
+// ownerCount returns the number of owners that want a record's key.
+func (t *table[K, W, C]) ownerCount(r *record[K, W, C]) int {
+	if !r.wanted() {
+		return 0
+	}
+	return 1 + len(t.losers[r.key])
+}
+
 // owners returns all Services that want a key, the winner first. The node is not listed.
 func (t *table[K, W, C]) owners(key K) []types.NamespacedName {
 	r := t.records.Get(key)

@@ -85,6 +85,11 @@ func newTables(cfg *plan.Config) *tables {
 			t.useSet(set.name)
 		}
 	}
+	t.vips.counted = func(key plan.VIP, _ int) {
+		if key.Claim == plan.ClaimPort {
+			t.portClaimChanged(key.Addr)
+		}
+	}
 	return t
 }
 

@@ -418,17 +418,32 @@ func TestVIPOfAnotherNode(t *testing.T) {
 				}
 			}
 		},
+		"an endpoint of another Service that has the VIP": func(s *Scenario) {
+			for _, svc := range s.Services {
+				if svc.Name.Name == "lb" {
+					svc.Name.Name, svc.ClusterIPs = "host", []netip.Addr{netip.MustParseAddr("10.96.9.9"), netip.MustParseAddr("fd00:96::9:9")}
+					svc.Ports = []service.Port{{Protocol: ip.TCP, Port: 8443, Endpoints: []service.Endpoint{
+						{Addr: netip.MustParseAddrPort("203.0.113.13:8443"), Node: "node-2", Ready: true, Serving: true},
+						{Addr: netip.MustParseAddrPort("[2001:db8:113::13]:8443"), Node: "node-2", Ready: true, Serving: true},
+					}}}
+					s.Services = append(s.Services, svc)
+				}
+			}
+		},
 	} {
 		for _, family := range ip.Families {
 			t.Run(name+" "+family.String(), func(t *testing.T) {
 				s := golden(t, "cluster")
 				set(s)
 				h := newHost(t, s, family)
+				if strings.Contains(name, "another Service") {
+					checkFlows(t, h, []flow{{"pod cni0", "l/lb:8443", "l/lb:8443 by eth0 as node"}, {"node", "l/lb:8443", "l/lb:8443 by eth0 as node"}})
+				}
 				if lb := names(family).addr("l/lb"); h.Local(lb) || !h.claimed(lb) {
 					t.Errorf("local %t, claimed by port %t", h.Local(lb), h.claimed(lb))
 				}
 				want := "remote:8080 by eth0 as node"
-				if name != "a next hop" {
+				if name == "an endpoint on the host network" {
 					want += ", l/lb:80 by eth0 as node"
 				}
 				checkFlows(t, h, []flow{

@@ -263,9 +263,11 @@ func (r *ruleset) externalLocal(n *Node) {
 // before the packet is rerouted. The claim mark would route a packet to lo if its endpoint
 // is itself a VIP. It is cleared in filter INPUT if possible: a change in OUTPUT makes the
 // kernel route the packet again. The node's own packets to a remote endpoint are masqueraded,
-// because their source may be the VIP:
+// because their source may be the VIP. Other packets to the node with such a mark are another
+// program's, and keep it. Behind IPVS no rule can distinguish them from ours: they have an endpoint as
+// their destination:
 //
-//	filter -A INPUT -m mark --mark 0x4/0xd -j KUBE-IPVS-CLAIMED
+//	filter -A INPUT -m mark --mark 0x4/0xd -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-CLAIMED
 //	filter -A KUBE-IPVS-CLAIMED -j MARK --set-xmark 0x0/0x4
 //	-A OUTPUT -m mark ! --mark 0x0/0xd -m ipvs --ipvs -j KUBE-IPVS-SENT
 //	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j MARK --set-xmark 0x0/0x4
@@ -292,7 +294,7 @@ func (r *ruleset) clearMarks(n *Node) {
 	}
 	if claim != 0 {
 		unmark := nat.Rule(fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", claim))
-		r.jumpIf(nat.Filter, "INPUT", fmt.Sprintf("-m mark --mark %#x/%#x", claim, r.cfg.sharedVIPMask()), "KUBE-IPVS-CLAIMED", "kubernetes claimed ports")
+		r.jumpIf(nat.Filter, "INPUT", fmt.Sprintf("-m mark --mark %#x/%#x %s", claim, r.cfg.sharedVIPMask(), r.match(PortVIPs, "dst")), "KUBE-IPVS-CLAIMED", "kubernetes claimed ports")
 		r.chain(nat.Filter, "KUBE-IPVS-CLAIMED", unmark)
 		rules = append(rules, nat.Rule(withoutFwmark)+unmark)
 	}

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
@@ -66,5 +67,27 @@ func TestMasqueradeByMark(t *testing.T) {
 	}
 	if n != 4 {
 		t.Errorf("%d rules, want 4", n)
+	}
+}
+
+// TestForeignMarksStay checks that a packet to the node that is not for a claimed port keeps a mark
+// with the bits of the claim mark: in filter INPUT it is another program's, such as one that selects
+// a table for the replies of a socket (tcp_fwmark_accept).
+func TestForeignMarksStay(t *testing.T) {
+	s := load(t, "cluster")
+	s.Config.VIPs.LoadBalancers = plan.ClaimPort
+	n := 0
+	for _, j := range plan.ForNode(&s.Config, &s.Node).NAT.Jumps {
+		if j.Chain.Table != nat.Filter || !strings.HasSuffix(string(j.Rule), "-j KUBE-IPVS-CLAIMED") {
+			continue
+		}
+		n++
+		mark, set := strings.Index(string(j.Rule), "-m mark "), strings.Index(string(j.Rule), "-m set --match-set "+plan.PortVIPs.In(j.Chain.Family)+" dst")
+		if set < 0 || mark < 0 || set < mark {
+			t.Errorf("%s %s: want the mark, which few packets have, and then the set of claimed VIPs", j.Chain, j.Rule)
+		}
+	}
+	if n != len(s.Config.Families) {
+		t.Errorf("%d rules, want one of each family", n)
 	}
 }

@@ -13,9 +13,10 @@ import (
 // runs, the value belongs to the interface index (Node.Bound). After a restart it is recovered
 // from our policy rule, which maps the value to the interface's table.
 
-// bindings assigns the first value to the primary interface, and to each ENI its
-// previous value or a free one. ENIs are left out once the values run out. With
-// reserve, no further ENI gets the value of branches.
+// bindings assigns to the primary interface and to each ENI its previous value or a free one, and
+// the first value to a primary interface that had none. It never assigns a value that conflicts with
+// another program's marks. ENIs are left out once the values run out. There are no bindings if the
+// primary interface has no value. With reserve, no further ENI gets the value of branches.
 //
 // The primary interface stays bound once there was an ENI: an ENI that is set down
 // and up again, for example to be renamed, is briefly not recognized as one. If a
@@ -24,10 +25,10 @@ import (
 func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool) []Binding {
 	a := assignment{cfg: cfg, node: n, family: family, taken: map[uint32]bool{}}
 	main := primaryLink(&n.Inventory, family)
-	if main == "" || len(found) == 0 && !a.remembered(a.value(1)) {
+	if main == "" || len(found) == 0 && !slices.ContainsFunc(n.Bound, a.isPrimary) {
 		return nil
 	}
-	out := []Binding{{Family: family, Link: main, Index: linkIndex(&n.Inventory, main), Table: routing.TableMain, Mark: a.value(1)}}
+	out := []Binding{{Family: family, Link: main, Index: linkIndex(&n.Inventory, main), Table: routing.TableMain, Mark: a.previousOfPrimary()}}
 	a.taken[out[0].Mark] = true
 	for _, e := range found {
 		b := Binding{Family: family, Link: e.Link, Index: linkIndex(&n.Inventory, e.Link), Table: e.Table}
@@ -43,6 +44,9 @@ func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool)
 		if out[i].Mark == 0 {
 			out[i].Mark = a.free()
 		}
+	}
+	if out[0].Mark == 0 {
+		return nil
 	}
 	return slices.DeleteFunc(out, func(b Binding) bool { return b.Mark == 0 })
 }
@@ -71,44 +75,66 @@ type assignment struct {
 // value returns the i-th mark.
 func (a *assignment) value(i int) uint32 { return deposit(uint32(i), a.cfg.SNAT.Mark) }
 
-// previous returns the value that an interface had before, or 0 if it had none or
-// another interface has it now.
+// isPrimary reports whether a binding is that of the primary interface.
+func (a *assignment) isPrimary(b Binding) bool {
+	return b.Family == a.family && b.Table == routing.TableMain
+}
+
+// previousOfPrimary returns the value that the primary interface had before, whichever interface
+// that was, or the first value. It returns 0 if that value is not available.
+func (a *assignment) previousOfPrimary() uint32 {
+	if at := slices.IndexFunc(a.node.Bound, a.isPrimary); at >= 0 {
+		return a.ifAvailable(a.node.Bound[at].Mark)
+	}
+	if at := slices.IndexFunc(a.node.Inventory.Rules, a.isRuleOfPrimary); at >= 0 {
+		return a.ifAvailable(a.node.Inventory.Rules[at].Mark)
+	}
+	return a.ifAvailable(a.value(1))
+}
+
+// isRuleOfPrimary reports whether a policy rule is that of the primary interface in an earlier plan.
+func (a *assignment) isRuleOfPrimary(r routing.Rule) bool {
+	return r == routing.Rule{
+		Family: a.family, Priority: a.cfg.SNAT.Priority, Mark: r.Mark, Mask: a.cfg.SNAT.Mark, Table: routing.TableMain, Own: r.Own,
+	}
+}
+
+// previous returns the value that an interface had before, or 0 if it had none or that value is not
+// available.
 func (a *assignment) previous(b Binding) uint32 {
 	known := func(o Binding) bool {
 		return o.Family == a.family && o.Index == b.Index && o.Table != routing.TableMain
 	}
 	if at := slices.IndexFunc(a.node.Bound, known); at >= 0 {
-		return a.unlessTaken(a.node.Bound[at].Mark)
+		return a.ifAvailable(a.node.Bound[at].Mark)
 	}
 	for _, r := range a.ourRules() {
 		if a.routesVia(r.Table, b.Link) && !a.remembered(r.Mark) {
-			return a.unlessTaken(r.Mark)
+			return a.ifAvailable(r.Mark)
 		}
 	}
 	return 0
 }
 
-func (a *assignment) unlessTaken(mark uint32) uint32 {
-	if a.taken[mark] {
+// ifAvailable returns a value, or 0 if a present interface has it or another program's marks
+// conflict with it.
+func (a *assignment) ifAvailable(mark uint32) uint32 {
+	if a.taken[mark] || conflictsWithMarks(a.cfg, a.node, a.family, mark) {
 		return 0
 	}
 	return mark
 }
 
-// free takes and returns the lowest unused value, or 0 if all are taken. It prefers
-// values that no interface had before, because flows of a removed interface may still
-// carry them, and values that no mark of another program contains.
+// candidates limits how many values are tried for an interface.
+const candidates = 1 << 10
+
+// free takes and returns the lowest available value, or 0 if there is none. It prefers values that
+// no interface had before, because flows of a removed interface may still carry them.
 func (a *assignment) free() uint32 {
-	last := 1<<bits.OnesCount32(a.cfg.SNAT.Mark) - 1
-	preferences := []func(mark uint32) bool{
-		func(m uint32) bool { return !a.used(m) && !a.inForeignRule(m) },
-		func(m uint32) bool { return !a.used(m) },
-		func(uint32) bool { return true },
-	}
-	for _, accepts := range preferences {
-		// With this many candidates, one is free for any mask that has one.
-		for i := 1; i <= min(last, len(a.taken)+len(a.node.Bound)+2*len(a.node.Inventory.Rules)+1); i++ {
-			if m := a.value(i); !a.taken[m] && accepts(m) {
+	last := min(1<<bits.OnesCount32(a.cfg.SNAT.Mark)-1, candidates)
+	for _, mayBeUsed := range []bool{false, true} {
+		for i := 1; i <= last; i++ {
+			if m := a.ifAvailable(a.value(i)); m != 0 && (mayBeUsed || !a.used(m)) {
 				a.taken[m] = true
 				return m
 			}
@@ -117,13 +143,34 @@ func (a *assignment) free() uint32 {
 	return 0
 }
 
-// inForeignRule reports whether the mark of another program's policy rule, reduced to our
-// mask, equals the value. For example, wg-quick marks WireGuard's own packets with 0xca6c
-// to route them past the tunnel. Our rule for the same value would match them first.
-func (a *assignment) inForeignRule(mark uint32) bool {
-	return slices.ContainsFunc(a.node.Inventory.Rules, func(r routing.Rule) bool {
-		return r.Family == a.family && r.Mask != a.cfg.SNAT.Mark && r.Mark&r.Mask&a.cfg.SNAT.Mark == mark
-	})
+// conflictsWithMarks reports whether a value of reply routing conflicts with another program:
+//
+//   - A mark of that program, reduced to our mask, equals the value. Our policy rule would route its
+//     packets. For example, wg-quick marks WireGuard's own packets with 0xca6c to route them past the
+//     tunnel.
+//   - A policy rule of that program precedes ours and matches the value, as far as the bits of our
+//     mask decide. It would route our packets. For example, strongSwan's rule has priority 220.
+func conflictsWithMarks(cfg *Config, n *Node, family ip.Family, value uint32) bool {
+	ours := cfg.SNAT.Mark
+	return n.foreignMark(family, func(m uint32) bool { return m&ours == value }) ||
+		slices.ContainsFunc(n.Inventory.Rules, func(r routing.Rule) bool {
+			mark := r.Mark & r.Mask
+			return r.Family == family && !r.Own && !r.Invert && mark != 0 && r.Priority <= cfg.SNAT.Priority &&
+				r.Mask&ours != 0 && mark&ours == value&r.Mask
+		})
+}
+
+// hasConflictingValue reports whether conflictsWithMarks holds for any value that may be assigned.
+func hasConflictingValue(cfg *Config, n *Node, family ip.Family) bool {
+	if conflictsWithMarks(cfg, n, family, cfg.SNAT.Mark) {
+		return true
+	}
+	for i := 1; i <= min(1<<bits.OnesCount32(cfg.SNAT.Mark)-1, candidates); i++ {
+		if conflictsWithMarks(cfg, n, family, deposit(uint32(i), cfg.SNAT.Mark)) {
+			return true
+		}
+	}
+	return false
 }
 
 // used reports whether an interface has or had the value.

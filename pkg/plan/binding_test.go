@@ -62,8 +62,11 @@ func (n *eniNode) renew(want string) {
 	part := plan.ForNode(&n.Config, &n.Node)
 	n.Node.Bound = plan.MergeBindings(n.Node.Bound, part.Bound)
 	inv := &n.Node.Inventory
-	inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Mask != 0 })
-	inv.Rules = append(inv.Rules, part.Rules...)
+	inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Own })
+	for _, r := range part.Rules {
+		r.Own = true
+		inv.Rules = append(inv.Rules, r)
+	}
 	var got []string
 	for _, b := range part.Bound {
 		if b.Family == ip.IPv4 {
@@ -115,11 +118,11 @@ func TestValuesAreNotReusedAtOnce(t *testing.T) {
 }
 
 // TestValuesOfOtherSockets checks that no interface gets the value that WireGuard's own
-// packets carry, unless no other is left.
+// packets carry, even if no other is left.
 func TestValuesOfOtherSockets(t *testing.T) {
 	for mask, want := range map[uint32]string{
 		0x3060: "eth0 0x20, eth1 0x40, eth2 0x1000",
-		0x60:   "eth0 0x20, eth1 0x40, eth2 0x60",
+		0x60:   "eth0 0x20, eth1 0x40",
 	} {
 		n := newENINode(t)
 		n.Config.SNAT.Mark = mask
@@ -130,6 +133,81 @@ func TestValuesOfOtherSockets(t *testing.T) {
 		})
 		n.renew(want)
 	}
+}
+
+// TestValuesOfForeignMarks checks that no interface, the primary one included, gets a value that
+// another program's policy rule would route, or with which our policy rule would route that
+// program's packets.
+func TestValuesOfForeignMarks(t *testing.T) {
+	before := func(mark, mask uint32) routing.Rule {
+		return routing.Rule{Family: ip.IPv4, Priority: 220, Mark: mark, Mask: mask, Table: 220}
+	}
+	behind := func(mark, mask uint32) routing.Rule {
+		r := before(mark, mask)
+		r.Priority = 1000
+		return r
+	}
+	with := func(r routing.Rule, change func(*routing.Rule)) routing.Rule { change(&r); return r }
+	const usual = "eth0 0x20, eth1 0x40"
+	for name, c := range map[string]struct {
+		mask  uint32
+		rules []routing.Rule
+		marks []uint32
+		want  string
+	}{
+		"none":                          {0x3060, nil, nil, usual},
+		"no bit of ours":                {0x3060, []routing.Rule{before(0x80, 0x80), behind(0x100, 0xf00)}, []uint32{0x80, 0x100000, 0x4000}, usual},
+		"strongSwan's 42":               {0x3060, []routing.Rule{before(42, 0xffffffff)}, nil, "eth0 0x40, eth1 0x60"},
+		"ours, of a mask of 8 bits":     {0x3060, []routing.Rule{before(0x20, 0xff)}, nil, "eth0 0x40, eth1 0x60"},
+		"the same, behind our rules":    {0x3060, []routing.Rule{behind(0x20, 0xff)}, nil, "eth0 0x40, eth1 0x60"},
+		"ours, of the whole mark":       {0x3060, []routing.Rule{before(0x20, 0xffffffff)}, nil, "eth0 0x40, eth1 0x60"},
+		"the ENI's":                     {0x3060, []routing.Rule{before(0x40, 0xff)}, nil, "eth0 0x20, eth1 0x60"},
+		"one bit":                       {0x3060, []routing.Rule{before(0x20, 0x20)}, nil, "eth0 0x40, eth1 0x1000"},
+		"one bit, behind our rules":     {0x3060, []routing.Rule{behind(0x20, 0x20)}, nil, "eth0 0x40, eth1 0x60"},
+		"a mark of our low bits only":   {0x3060, []routing.Rule{before(0x1000, 0xf000)}, nil, usual},
+		"unmarked packets":              {0x3060, []routing.Rule{before(0, 0xff)}, nil, usual},
+		"another family":                {0x3060, []routing.Rule{with(before(0x20, 0xff), func(r *routing.Rule) { r.Family = ip.IPv6 })}, nil, usual},
+		"a rule of ours":                {0x3060, []routing.Rule{with(before(0x20, 0xff), func(r *routing.Rule) { r.Own = true })}, nil, usual},
+		"not, before our rules":         {0x3060, []routing.Rule{with(before(0xca6c, 0xffffffff), func(r *routing.Rule) { r.Invert = true })}, nil, usual},
+		"not, with the mark of ours":    {0x3060, []routing.Rule{with(before(0xca20, 0xffffffff), func(r *routing.Rule) { r.Invert = true })}, nil, "eth0 0x40, eth1 0x60"},
+		"set by iptables":               {0x3060, nil, []uint32{0x20}, "eth0 0x40, eth1 0x60"},
+		"set with others, by iptables":  {0x3060, nil, []uint32{0x100040}, "eth0 0x20, eth1 0x60"},
+		"portmap's 0x2000":              {0x2020, nil, []uint32{0x2000}, "eth0 0x20, eth1 0x2020"},
+		"all, by two rules":             {0x60, []routing.Rule{before(0x20, 0x20), before(0x40, 0x40)}, nil, ""},
+		"all but the primary's":         {0x60, []routing.Rule{before(0x40, 0x40)}, nil, "eth0 0x20"},
+		"all but one, which is taken":   {0x60, []routing.Rule{before(0x20, 0xff), before(0x60, 0x60)}, nil, "eth0 0x40"},
+		"behind our rules, all but two": {0x60, []routing.Rule{behind(0x20, 0x60)}, nil, "eth0 0x40, eth1 0x60"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newENINode(t)
+			n.Config.SNAT.Mark = c.mask
+			n.plug("eth1", 2)
+			n.Node.Inventory.Rules = append(n.Node.Inventory.Rules, c.rules...)
+			n.Node.ForeignMarks = map[ip.Family][]uint32{ip.IPv4: c.marks}
+			n.renew(c.want)
+		})
+	}
+}
+
+// TestValuesChangeForForeignRules checks that an interface gets another value once another program
+// has a rule that matches its value, and keeps that one when the rule is gone, also over a restart.
+func TestValuesChangeForForeignRules(t *testing.T) {
+	n := newENINode(t)
+	n.plug("eth1", 2)
+	n.renew("eth0 0x20, eth1 0x40")
+	inv := &n.Node.Inventory
+	foreign := routing.Rule{Family: ip.IPv4, Priority: 220, Mark: 0x20, Mask: 0xff, Table: 220}
+	inv.Rules = append(inv.Rules, foreign)
+	n.renew("eth0 0x60, eth1 0x40")
+	inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r == foreign })
+	n.renew("eth0 0x60, eth1 0x40")
+	n.restart()
+	n.renew("eth0 0x60, eth1 0x40")
+	n.plug("eth2", 3)
+	n.renew("eth0 0x60, eth1 0x40, eth2 0x20")
+	n.unplug("eth1")
+	n.unplug("eth2")
+	n.renew("eth0 0x60")
 }
 
 // strayRules returns the rules that keep flows of the primary interface off ENIs,

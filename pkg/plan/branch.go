@@ -98,9 +98,11 @@ func (f *branchFinder) routedBySource(pod netip.Addr) bool {
 }
 
 // branchMark returns the mark value that the requests of all pods behind branches share: all
-// bits of the mask. It returns false if an ENI has that value.
-func branchMark(cfg *Config, bound []Binding) (uint32, bool) {
-	return cfg.SNAT.Mark, !slices.ContainsFunc(bound, func(b Binding) bool { return b.Mark == cfg.SNAT.Mark })
+// bits of the mask. It returns false if an ENI has that value, or if another program's marks conflict
+// with it.
+func branchMark(cfg *Config, n *Node, family ip.Family, bound []Binding) (uint32, bool) {
+	taken := slices.ContainsFunc(bound, func(b Binding) bool { return b.Mark == cfg.SNAT.Mark })
+	return cfg.SNAT.Mark, !taken && !conflictsWithMarks(cfg, n, family, cfg.SNAT.Mark)
 }
 
 // addBranches adds the policy rules, and the members of the set that branchRules and

@@ -231,7 +231,7 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 		pods := branches(cfg, n, family)
 		p.Gateways = gateways(cfg, n, family, found)
 		p.Bound = bindings(cfg, n, family, withGateways(found, p.Gateways), len(pods) > 0)
-		if mark, free := branchMark(cfg, p.Bound); free {
+		if mark, free := branchMark(cfg, n, family, p.Bound); free {
 			p.Branches, p.BranchMark = pods, mark
 		}
 		p.Strays = strays(cfg, n, family, p.Bound, found)

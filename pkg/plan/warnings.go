@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -34,6 +35,7 @@ func Warnings(cfg *Config, n *Node, plan *NodePlan, foreign Foreign) []string {
 		out = append(out, RuleWarnings(family, foreign.Rules[family])...)
 	}
 	for _, family := range cfg.Families {
+		out = append(out, valueWarnings(cfg, n, family)...)
 		out = append(out, orderWarnings(cfg, n, family)...)
 	}
 	for _, family := range cfg.Families {
@@ -107,6 +109,30 @@ func markConflicts(cfg *Config, plan *NodePlan, marks []nat.MarkUse) []string {
 		out = append(out, bitConflicts(cfg, plan, fmt.Sprintf("the rule \"%s\" in %s", m.Rule, m.Chain), m.Bits)...)
 	}
 	return out
+}
+
+// valueWarnings finds interfaces that reply routing does not bind because the values of --reply-mark
+// conflict with marks of other programs.
+func valueWarnings(cfg *Config, n *Node, family ip.Family) []string {
+	if cfg.SNAT.Mode != SNATAuto && cfg.SNAT.Mode != SNATFWMark || !hasConflictingValue(cfg, n, family) {
+		return nil
+	}
+	paths, found := PathsOf(cfg, n, family), enis(cfg, n, family)
+	var unbound []string
+	for _, e := range withGateways(found, gateways(cfg, n, family, found)) {
+		if !slices.ContainsFunc(paths.Bound, func(b Binding) bool { return b.Link == e.Link }) {
+			unbound = append(unbound, e.Link)
+		}
+	}
+	if len(paths.Branches) == 0 {
+		for _, b := range branches(cfg, n, family) {
+			unbound = append(unbound, b.Link)
+		}
+	}
+	if len(unbound) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s Service traffic by %s is left to the kernel: marks of other programs conflict with the values of --reply-mark; choose other bits", family, strings.Join(unbound, ", "))}
 }
 
 // orderWarnings finds rules that precede ours and route a reply-routed source out of
@@ -222,7 +248,7 @@ func (o *reversePathFinder) checkUnbound(e ENI) {
 		return
 	}
 	why := fmt.Sprintf("--snat-mode is %s", o.cfg.SNAT.Mode)
-	if len(o.paths.Bound) > 0 {
+	if o.cfg.SNAT.Mode == SNATAuto || o.cfg.SNAT.Mode == SNATFWMark {
 		why = "--reply-mark has too few bits"
 	}
 	if key := o.strictParameter(e.Link); key != "" {

@@ -81,6 +81,10 @@ func TestWarnings(t *testing.T) {
 		{"sockets take marks, no ENI", eni[:3], plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/tcp_fwmark_accept=1"), nil},
 		{"sockets take marks, other bits", eni, plan.SNATAuto, 0x60000, nil, strictly("net/ipv4/tcp_fwmark_accept=1"), nil},
 		{"too few values", eni, plan.SNATAuto, 0x20, nil, strictly(), []string{"of eth1 drops external traffic for Services: net/ipv4/conf/eth1/rp_filter is 1, and --reply-mark has too few bits"}},
+		{"no value without another program's marks", append(eni, "rule 220 fwmark 0x20/0x20 lookup 7"), plan.SNATAuto, 0x20, nil, strictly(), []string{
+			"IPv4 Service traffic by eth1 is left to the kernel: marks of other programs conflict with the values of --reply-mark",
+			"of eth1 drops external traffic for Services: net/ipv4/conf/eth1/rp_filter is 1, and --reply-mark has too few bits"}},
+		{"another value than another program's", append(eni, "rule 220 fwmark 0x20/0x20 lookup 7"), plan.SNATAuto, 0x3060, nil, strictly(), []string{}},
 		{"off", eni, plan.SNATOff, 0x3060, nil, strictly(), []string{
 			"of eth1 drops external traffic for Services: net/ipv4/conf/eth1/rp_filter is 1, and --snat-mode is off",
 			"of eth0 drops replies to pods of eth1, which has no address of its own for masquerading: net/ipv4/conf/eth0/rp_filter is 1, and --snat-mode is off"}},

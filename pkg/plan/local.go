@@ -358,7 +358,7 @@ func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 		return false
 	}
 	if slices.Contains(tunnels, l.Type) {
-		return true
+		return !isPodTap(cfg, n, l)
 	}
 	if slices.Contains(switches, l.Type) && !extendsAdapter(n, l.Name) {
 		return false
@@ -367,6 +367,14 @@ func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
 		return a.Global && (isAdapter || !a.Prefix.IsSingleIP())
 	})
+}
+
+// isPodTap reports whether a link is the node's port of a userspace switch for pods: a tap, which has
+// a MAC address, with an address in the pods' range. Antrea's antrea-gw0 is one if Open vSwitch has the
+// datapath type netdev; otherwise it is of the kind openvswitch. flannel's UDP backend, whose address is
+// in the range too, is a tun without a MAC address.
+func isPodTap(cfg *Config, n *Node, l *routing.Link) bool {
+	return l.Type == "tuntap" && l.MAC != "" && inPodRange(cfg, n, l)
 }
 
 // extendsAdapter reports whether adapters, and nothing else, are attached to a bridge. It then

@@ -92,7 +92,8 @@ func TestLocalMark(t *testing.T) {
 }
 
 // TestOuterLinks: external clients enter through adapters, and through bridges that only extend
-// one. Pods and containers may be behind all other bridges.
+// one. Pods and containers may be behind all other bridges, and behind an Ethernet interface of Open
+// vSwitch's userspace datapath. Other tunnels lead to other hosts.
 func TestOuterLinks(t *testing.T) {
 	address := func(prefix string) []routing.Address {
 		return []routing.Address{{Prefix: netip.MustParsePrefix(prefix), Global: true}}
@@ -113,7 +114,12 @@ func TestOuterLinks(t *testing.T) {
 		{Index: 12, Name: "docker0", Type: "bridge", Addresses: address("172.17.0.1/16")},
 		{Index: 13, Name: "transit", Type: "bridge"},
 		{Index: 14, Name: "eth4", Type: "device", Master: "transit"},
+		{Index: 15, Name: "antrea-gw0", Type: "tuntap", MAC: "02:00:00:00:00:0f", Addresses: address("10.244.1.1/24")},
+		{Index: 16, Name: "flannel0", Type: "tuntap", Addresses: address("10.244.1.0/32")},
+		{Index: 17, Name: "zt0", Type: "tuntap", MAC: "02:00:00:00:00:11", Addresses: address("10.147.17.5/24")},
+		{Index: 18, Name: "tun0", Type: "tuntap"},
 	}
+	n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
 	cfg := defaultConfig()
 	cfg.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNone}
 	part := plan.ForNode(&cfg, n)
@@ -121,7 +127,7 @@ func TestOuterLinks(t *testing.T) {
 	for _, r := range part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Filter, Name: "KUBE-IPVS-INSIDE"}] {
 		outer = append(outer, nat.Arguments(r, "-i")...)
 	}
-	if want := []string{"eth0", "eth1", "lan"}; !slices.Equal(outer, want) {
+	if want := []string{"eth0", "eth1", "lan", "flannel0", "zt0", "tun0"}; !slices.Equal(outer, want) {
 		t.Errorf("outer interfaces: %q, want %q", outer, want)
 	}
 }

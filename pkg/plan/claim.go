@@ -107,6 +107,22 @@ func (b *serviceBuilder) addRefused(vs *VirtualServer) {
 	}
 }
 
+// ClaimByPort returns the plan with a VIP claimed by port, if ClaimAuto has chosen to claim it by
+// route.
+func (p ServicePlan) ClaimByPort(a netip.Addr) ServicePlan {
+	member := func(set SetName) Member { return Member{Set: set.In(ip.Of(a)), Entry: ipset.Entry{Addr: a}} }
+	vip, shared := slices.Index(p.VIPs, VIP{a, ClaimRoute}), slices.Index(p.Members, member(SharedVIPs))
+	if vip < 0 || shared < 0 {
+		return p
+	}
+	p.VIPs, p.Members = slices.Clone(p.VIPs), slices.Clone(p.Members)
+	p.VIPs[vip].Claim = ClaimPort
+	p.Members[shared] = member(PortVIPs)
+	p.Members = slices.DeleteFunc(p.Members, func(m Member) bool { return m == member(VIPAddresses) })
+	p.sort()
+	return p
+}
+
 // hasEndpointAt reports whether an endpoint of the Service has the address, on any
 // port: an endpoint on another node's host network.
 func (b *serviceBuilder) hasEndpointAt(a netip.Addr) bool {

@@ -48,17 +48,32 @@ func (t *tables) claimMember(set plan.SetName, a netip.Addr) memberKey {
 	return t.sets.key(plan.Member{Set: set.In(ip.Of(a)), Entry: ipset.Entry{Addr: a}})
 }
 
-// followsClaim reports whether the desired claim of a VIP allows a member: plan.SharedVIPs lists it
-// unless the route yields, and plan.Refused lists ports of VIPs claimed by port.
+// followsClaim reports whether the desired claim of a VIP allows a member: plan.SharedVIPs and
+// plan.VIPAddresses list it unless the route yields, and plan.Refused lists ports of VIPs claimed by
+// port.
 func (t *tables) followsClaim(m *member) bool {
-	switch set, family := t.sets.list[m.key.set].name, ip.Of(m.key.addr); set {
-	case plan.SharedVIPs.In(family):
-		v := t.vips.records.Get(plan.VIP{Addr: m.key.addr, Claim: plan.ClaimRoute})
-		return v == nil || !t.yields(v)
-	case plan.Refused.In(family):
-		return t.claimedByPort(m.key.addr)
+	switch set, a := t.sets.list[m.key.set].name, m.key.addr; set {
+	case plan.SharedVIPs.In(ip.Of(a)), plan.VIPAddresses.In(ip.Of(a)):
+		v := t.vips.records.Get(plan.VIP{Addr: a, Claim: plan.ClaimRoute})
+		return v == nil || !t.yields(v) || t.vips.wanted(plan.VIP{Addr: a, Claim: plan.ClaimAddress})
+	case plan.Refused.In(ip.Of(a)):
+		return t.claimedByPort(a)
 	}
 	return true
+}
+
+// keepPortClaims returns a Service's plan in which a VIP that the Service claims by port is still
+// claimed so. It was shown to be another node's address, and stays one while the endpoint there is
+// replaced.
+func (t *tables) keepPortClaims(name types.NamespacedName, desired plan.ServicePlan) plan.ServicePlan {
+	if o := t.owned.Get(name); o != nil {
+		for _, v := range o.vips {
+			if v.key.Claim == plan.ClaimPort {
+				desired = desired.ClaimByPort(v.key.Addr)
+			}
+		}
+	}
+	return desired
 }
 
 // portClaimChanged makes everything dirty that depends on whether a VIP is claimed by port.
@@ -69,6 +84,7 @@ func (t *tables) portClaimChanged(a netip.Addr) {
 	}
 	t.vips.setDirty(v)
 	t.members.setKeyDirty(t.claimMember(plan.SharedVIPs, a))
+	t.members.setKeyDirty(t.claimMember(plan.VIPAddresses, a))
 	refused := t.sets.named(plan.Refused.In(ip.Of(a)))
 	for _, name := range t.vips.owners(v.key) {
 		for _, m := range t.owned.Get(name).members {

@@ -127,7 +127,7 @@ func (w *world) claimsOf(a netip.Addr) []string {
 			out = append(out, string(w.reconciler.claimOf(r.Table)))
 		}
 	}
-	for _, set := range []plan.SetName{plan.PortVIPs, plan.SharedVIPs} {
+	for _, set := range []plan.SetName{plan.PortVIPs, plan.SharedVIPs, plan.VIPAddresses} {
 		if _, member := sets[set.In(ip.IPv4)].Entries[ipset.Entry{Addr: a}]; member {
 			out = append(out, string(set))
 		}
@@ -156,7 +156,7 @@ func TestServicesShareAnotherNodesAddress(t *testing.T) {
 	host, pods, none := loadBalancer("host", "10.96.0.1", node, node+":80"), loadBalancer("pods", "10.96.0.2", node, here), loadBalancer("none", "10.96.0.3", node)
 	pods.Ports[0].Port, none.Ports[0].Port = 8080, 8081
 	elsewhere := loadBalancer("host", "10.96.0.1", node, "10.244.9.9:80")
-	route, port := []string{string(plan.SharedVIPs), "route"}, []string{string(plan.PortVIPs), "port"}
+	route, port := []string{string(plan.SharedVIPs), string(plan.VIPAddresses), "route"}, []string{string(plan.PortVIPs), "port"}
 	slices.Sort(route)
 	auto := func() *world {
 		w := newWorld(t)
@@ -185,7 +185,7 @@ func TestServicesShareAnotherNodesAddress(t *testing.T) {
 			}
 			check("all are added", port)
 			w.mustApply(elsewhere)
-			check("the endpoint has moved", route)
+			check("the endpoint is being replaced", port)
 			w.mustApply(host)
 			check("it is back", port)
 			if differences, err := w.observe(); err != nil || differences != 0 {
@@ -203,6 +203,15 @@ func TestServicesShareAnotherNodesAddress(t *testing.T) {
 					t.Errorf("a restart writes %q", c)
 				}
 			}
+			w.mustApply(elsewhere)
+			other := elsewhere
+			other.LoadBalancers = []netip.Addr{netip.MustParseAddr(vip)}
+			w.mustApply(other)
+			check("the Service has another VIP", route)
+			w.mustApply(elsewhere)
+			check("it has the VIP again, with other endpoints", route)
+			w.mustApply(host)
+			check("and the endpoint", port)
 			w.reconciler.Delete(host.Name)
 			w.reconciler.Flush()
 			w.checkHeld()

@@ -56,7 +56,7 @@ func (p Problems) Err() error {
 // become dirty. Set assigns the fwmarks of desired.Internal; the error names the addresses and
 // ports without one.
 func (r *Reconciler) Set(owner *Owner, desired plan.ServicePlan) error {
-	desired, err := r.assignMarks(owner.Name, desired)
+	desired, err := r.assignMarks(owner.Name, r.keepPortClaims(owner.Name, desired))
 	r.setDesired(owner, desired)
 	return err
 }

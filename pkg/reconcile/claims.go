@@ -35,9 +35,14 @@ func (t *tables) claimedByPort(a netip.Addr) bool {
 // yields reports whether the route of a VIP yields to a claim by port: one Service shows that the
 // VIP is another node's address, and all that claim it by route do so under ClaimAuto. The route
 // would cut off that node, the first Service's endpoints included. Their plans list the VIP in
-// plan.SharedVIPs; those of Services that need the route do not.
+// plan.SharedVIPs; those of Services that need the route do not. A Service that names an external IP
+// in its spec cannot change the claim of one that got the address as its load balancer IP.
 func (t *tables) yields(v *vipRecord) bool {
-	if v.key.Claim != plan.ClaimRoute || !t.claimedByPort(v.key.Addr) {
+	if v.key.Claim != plan.ClaimRoute {
+		return false
+	}
+	port := t.vips.records.Get(plan.VIP{Addr: v.key.Addr, Claim: plan.ClaimPort})
+	if port == nil || !port.wanted() || port.precedence > v.precedence {
 		return false
 	}
 	m := t.members.records.Get(t.claimMember(plan.SharedVIPs, v.key.Addr))

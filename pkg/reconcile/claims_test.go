@@ -225,3 +225,27 @@ func TestServicesShareAnotherNodesAddress(t *testing.T) {
 		})
 	}
 }
+
+// A Service that names another's load balancer IP in its spec, with an endpoint there, does not
+// change its claim.
+func TestExternalIPDoesNotMoveALoadBalancerIP(t *testing.T) {
+	const balancer = "192.168.1.12"
+	addr := netip.MustParseAddr(balancer)
+	victim := loadBalancer("victim", "10.96.0.1", balancer, here)
+	other := clusterIP("other", "10.96.0.2", balancer+":80")
+	other.Ports[0].Port, other.ExternalIPs = 8080, []netip.Addr{addr}
+	w := newWorld(t)
+	w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = plan.ClaimAuto, plan.ClaimAuto
+	w.restart()
+	w.start()
+	w.mustApply(victim)
+	w.mustApply(other)
+	if got := w.claimsOf(addr); !slices.Contains(got, "route") {
+		t.Errorf("claimed by %v, want the route too", got)
+	}
+	other.Name.Name, other.LoadBalancers, other.ExternalIPs = "status", other.ExternalIPs, nil
+	w.mustApply(other)
+	if got := w.claimsOf(addr); slices.Contains(got, "route") {
+		t.Errorf("claimed by %v, although another load balancer IP is an endpoint", got)
+	}
+}

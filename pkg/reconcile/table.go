@@ -81,8 +81,8 @@ func (r *record[K, W, C]) wanted() bool { return r.owner != nil }
 type table[K comparable, W, C any] struct {
 	records index.Index[K, record[K, W, C]]
 	losers  map[K][]want[W] // of keys that several owners want, without the winner; sorted
-	// counted, if not nil, is called with 1 when a key gets its first owner, and with -1
-	// when it loses its last one.
+	// counted, if not nil, is called with 1 when a key gets its first owner, with -1 when it
+	// loses its last one, and with 0 when its owner's precedence changes.
 	counted  func(key K, by int)
 	existing int // records that exist in the kernel
 	// queue lists every dirty record, and records that were dirty since the last call of
@@ -248,13 +248,10 @@ func (t *table[K, W, C]) retry(due map[types.NamespacedName]bool) {
 // put sets the value that an owner wants under a key. Members and VIPs, which owners share,
 // all have precedence 0.
 func (t *table[K, W, C]) put(r *record[K, W, C], owner *Owner, precedence plan.Precedence, value W) {
-	put := want[W]{owner, precedence, value}
+	put, had, before := want[W]{owner, precedence, value}, r.wanted(), r.precedence
 	switch {
-	case !r.wanted():
+	case !had:
 		r.setWinner(put)
-		if t.counted != nil {
-			t.counted(r.key, 1)
-		}
 	case r.owner.Name == owner.Name && len(t.losers[r.key]) == 0:
 		r.setWinner(put)
 	default:
@@ -267,16 +264,29 @@ func (t *table[K, W, C]) put(r *record[K, W, C], owner *Owner, precedence plan.P
 		})
 		t.setWants(r, slices.Insert(list, at, put))
 	}
+	t.count(r, had, before)
 	t.setDirty(r)
+}
+
+// count calls counted if a record has got its first owner, lost its last one, or an owner with
+// another precedence has it now.
+func (t *table[K, W, C]) count(r *record[K, W, C], had bool, before plan.Precedence) {
+	switch has := r.wanted(); {
+	case t.counted == nil:
+	case has && !had:
+		t.counted(r.key, 1)
+	case had && !has:
+		t.counted(r.key, -1)
+	case r.precedence != before:
+		t.counted(r.key, 0)
+	}
 }
 
 // drop removes the value that an owner wants under a key.
 func (t *table[K, W, C]) drop(r *record[K, W, C], owner *Owner) {
-	had := r.wanted()
+	had, before := r.wanted(), r.precedence
 	t.setWants(r, t.without(r, owner))
-	if had && !r.wanted() && t.counted != nil {
-		t.counted(r.key, -1)
-	}
+	t.count(r, had, before)
 	t.setDirty(r)
 }
 

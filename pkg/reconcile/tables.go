@@ -109,8 +109,21 @@ func (t *tables) setDesired(owner *Owner, desired plan.ServicePlan) {
 		t.setFoundDirty(o)
 	}
 	o.vips = t.vips.replace(o.owner, o.vips, len(desired.VIPs),
-		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: desired.VIPs[i]} },
+		func(i int) entry[plan.VIP, struct{}] {
+			return entry[plan.VIP, struct{}]{key: desired.VIPs[i], precedence: precedenceOf(desired, desired.VIPs[i].Addr)}
+		},
 		func(struct{}, struct{}) bool { return true })
+}
+
+// precedenceOf returns the highest precedence that a plan has at an address.
+func precedenceOf(desired plan.ServicePlan, a netip.Addr) plan.Precedence {
+	highest := plan.FromSpec
+	for i := range desired.VirtualServers {
+		if vs := &desired.VirtualServers[i]; vs.Key.Addr == a {
+			highest = min(highest, vs.Precedence)
+		}
+	}
+	return highest
 }
 
 func (t *tables) setServers(o *ownedState, want []plan.VirtualServer) {

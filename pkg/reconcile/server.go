@@ -36,6 +36,17 @@ func compareDest(addr netip.Addr, port uint16, dest netip.AddrPort) int {
 	return cmp.Or(addr.Compare(dest.Addr()), cmp.Compare(port, dest.Port()))
 }
 
+func sameDest(a, b *endpoint) bool { return a.Addr == b.Addr && a.Port == b.Port }
+
+// precedes orders endpoints by address and port. When two lists are compared, nearly all pairs are
+// equal, so that is what it checks first.
+func precedes(a, b *endpoint) bool { return !sameDest(a, b) && compareDest(a.Addr, a.Port, b.Dest()) < 0 }
+
+// sameRealServer reports whether two endpoints have the same settings as real servers.
+func sameRealServer(a, b *endpoint) bool {
+	return a.Weight == b.Weight && a.MaxConnections == b.MaxConnections
+}
+
 func newEndpoint(dest netip.AddrPort, rs ipvs.RealServer) endpoint {
 	return endpoint{Addr: dest.Addr(), Port: dest.Port(), Flags: plan.IsRealServer, Weight: int32(rs.Weight), MaxConnections: rs.MaxConnections}
 }
@@ -91,17 +102,16 @@ func (s *cachedServer) has(dest netip.AddrPort) bool {
 }
 
 func (s *cachedServer) setRealServer(dest netip.AddrPort, rs ipvs.RealServer) {
-	s.unshare()
 	r := newEndpoint(dest, rs)
-	i, found := s.find(dest)
-	if found {
+	switch i, found := s.find(dest); {
+	case found:
+		s.unshare()
 		s.reals[i] = r
-		return
+	case s.shared || len(s.reals) == cap(s.reals) && len(s.reals) < 8: // most virtual servers have few
+		s.reals, s.shared = slices.Concat(s.reals[:i], []endpoint{r}, s.reals[i:]), false
+	default:
+		s.reals = slices.Insert(s.reals, i, r)
 	}
-	if len(s.reals) == cap(s.reals) && len(s.reals) < 8 { // most virtual servers have few
-		s.reals = append(make([]endpoint, 0, len(s.reals)+1), s.reals...)
-	}
-	s.reals = slices.Insert(s.reals, i, r)
 }
 
 func (s *cachedServer) deleteRealServer(dest netip.AddrPort) {
@@ -113,12 +123,16 @@ func (s *cachedServer) deleteRealServer(dest netip.AddrPort) {
 
 // share drops the list of real servers if that of the desired state is equal, and uses that.
 func (s *cachedServer) share(want *wantedServer) {
-	same := func(r, e endpoint) bool {
-		return e.Flags&plan.IsRealServer != 0 && r.Dest() == e.Dest() && r.RealServer() == e.RealServer()
+	if len(s.reals) != len(want.endpoints) {
+		return
 	}
-	if slices.EqualFunc(s.reals, want.endpoints, same) {
-		s.reals, s.shared = want.endpoints, true
+	for i := range s.reals {
+		r, e := &s.reals[i], &want.endpoints[i]
+		if e.Flags&plan.IsRealServer == 0 || !sameDest(r, e) || !sameRealServer(r, e) {
+			return
+		}
 	}
+	s.reals, s.shared = want.endpoints, true
 }
 
 // unshare precedes a change of the real servers.
@@ -158,29 +172,25 @@ func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Cha
 		}
 	}
 	i := 0
-	for _, e := range want.endpoints {
+	for at := range want.endpoints {
+		e := &want.endpoints[at]
 		if e.Flags&plan.IsRealServer == 0 {
 			continue
 		}
-		dest := e.Dest()
-		for ; i < len(reals) && compareDest(reals[i].Addr, reals[i].Port, dest) < 0; i++ {
+		for ; i < len(reals) && precedes(&reals[i], e); i++ {
 			deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].Dest()})
 		}
-		settings := e.RealServer()
-		switch there := i < len(reals) && reals[i].Dest() == dest; {
+		switch there := i < len(reals) && sameDest(&reals[i], e); {
 		case !there:
-			adds = append(adds, ipvs.Change{Op: ipvs.AddRealServer, Key: key, Dest: dest, RealServer: settings})
+			adds = append(adds, ipvs.Change{Op: ipvs.AddRealServer, Key: key, Dest: e.Dest(), RealServer: e.RealServer()})
 			continue
-		case reals[i].RealServer() != settings:
-			updates = append(updates, ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: dest, RealServer: settings})
+		case !sameRealServer(&reals[i], e):
+			updates = append(updates, ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: e.Dest(), RealServer: e.RealServer()})
 		}
 		i++
 	}
 	for ; i < len(reals); i++ {
 		deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].Dest()})
 	}
-	if len(updates)+len(deletes) == 0 {
-		return adds
-	}
-	return slices.Concat(adds, updates, deletes)
+	return append(append(adds, updates...), deletes...)
 }

@@ -44,7 +44,7 @@ func (f *flush) flushServers() {
 	if len(fwmarked) > 0 {
 		grow = append(fwmarked, grow...)
 	}
-	f.applyServers(grow)
+	f.applyServers(grow, shrink...)
 	f.addMembers() // those that waited for a fwmark virtual server
 	f.applyServers(shrink)
 	f.deleteLocalMembers()
@@ -123,7 +123,12 @@ func (f *flush) deleteServers() {
 	f.applyServers(changes)
 }
 
-func (f *flush) applyServers(changes []ipvs.Change) {
+// applyServers writes changes. later are those that another call will write: the virtual servers
+// that they belong to stay dirty.
+func (f *flush) applyServers(changes []ipvs.Change, later ...ipvs.Change) {
+	if len(changes) == 0 {
+		return
+	}
 	reported := map[ipvs.Key]bool{} // later refusals of a key follow from the first
 	applyChanges(changes, f.kernel.writeIPVS, f.serverDone, func(c ipvs.Change, err error) {
 		if !reported[c.Key] {
@@ -135,14 +140,18 @@ func (f *flush) applyServers(changes []ipvs.Change) {
 		}
 		f.servers.setStuck(f.servers.get(c.Key))
 	})
-	f.cleanServers(changes)
+	f.cleanServers(changes, later)
 	f.addFlows(changes)
 }
 
-// cleanServers makes the changed virtual servers clean that need no further change. Each is
-// compared once, however many of its real servers changed.
-func (f *flush) cleanServers(changes []ipvs.Change) {
+// cleanServers makes the changed virtual servers clean that need no further change, of which later
+// has none. Each is compared once, however many of its real servers changed: that takes time for
+// each real server.
+func (f *flush) cleanServers(changes, later []ipvs.Change) {
 	seen := map[ipvs.Key]bool{}
+	for _, c := range later {
+		seen[c.Key] = true
+	}
 	for _, c := range changes {
 		if seen[c.Key] {
 			continue
@@ -170,14 +179,15 @@ func (f *flush) upToDate(s *server, want *wantedServer) bool {
 		return false
 	}
 	reals, i, unwanted := s.cached.reals, 0, len(s.cached.reals)
-	for _, e := range want.endpoints {
+	for at := range want.endpoints {
+		e := &want.endpoints[at]
 		if e.Flags&plan.IsRealServer == 0 {
 			continue
 		}
-		for i < len(reals) && compareDest(reals[i].Addr, reals[i].Port, e.Dest()) < 0 {
+		for i < len(reals) && precedes(&reals[i], e) {
 			i++
 		}
-		if i == len(reals) || reals[i].Dest() != e.Dest() || reals[i].RealServer() != e.RealServer() {
+		if i == len(reals) || !sameDest(&reals[i], e) || !sameRealServer(&reals[i], e) {
 			return false
 		}
 		i, unwanted = i+1, unwanted-1

@@ -158,7 +158,7 @@ func (b *serviceBuilder) addPort(family ip.Family, p *service.Port) {
 	b.addExternalIPs(family, p, eps)
 	b.addLoadBalancers(family, p, eps)
 	b.addNodePorts(family, p, eps)
-	b.addHairpin(family, p)
+	b.addHairpin(p, eps)
 }
 
 func (b *serviceBuilder) addNoLocal(eps chosen) {
@@ -171,11 +171,14 @@ func (b *serviceBuilder) addNoLocal(eps chosen) {
 // addDepsOnEndpoints records that the plan depends on hints, or on endpoints that
 // may be on unreachable nodes.
 func (b *serviceBuilder) addDepsOnEndpoints(p *service.Port) {
-	if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return len(e.ZoneHints()) > 0 }) {
-		b.plan.Deps |= OnZone
-	}
-	if slices.ContainsFunc(p.Endpoints, notServing) {
-		b.plan.Deps |= OnUnreachableNodes
+	for i := range p.Endpoints {
+		e := &p.Endpoints[i]
+		if len(e.ZoneHints()) > 0 {
+			b.plan.Deps |= OnZone
+		}
+		if notServing(e) {
+			b.plan.Deps |= OnUnreachableNodes
+		}
 	}
 }
 
@@ -388,13 +391,11 @@ func (b *serviceBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 // addHairpin lets node-local endpoints reach themselves through any VIP: such a packet
 // must be masqueraded, or the pod would reply to itself directly. It lists all
 // endpoints, ready or not, because connections outlive readiness.
-func (b *serviceBuilder) addHairpin(family ip.Family, p *service.Port) {
-	for _, e := range p.Endpoints {
-		if b.onNode(e) && ip.Of(e.Addr.Addr()) == family {
-			b.addMember(LoopBack, ipset.Entry{
-				Addr: e.Addr.Addr(), Port: e.Addr.Port(), Protocol: p.Protocol, Addr2: e.Addr.Addr(),
-			})
-		}
+func (b *serviceBuilder) addHairpin(p *service.Port, eps chosen) {
+	for _, e := range eps.here {
+		b.addMember(LoopBack, ipset.Entry{
+			Addr: e.Addr.Addr(), Port: e.Addr.Port(), Protocol: p.Protocol, Addr2: e.Addr.Addr(),
+		})
 	}
 }
 
@@ -469,7 +470,8 @@ func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endp
 	out, all := make([]Endpoint, 0, len(b.endpoints)), active
 	for i := range b.endpoints {
 		a := b.endpoints[i].Addr
-		e := Endpoint{Addr: a.Addr(), Port: a.Port(), Flags: IsEndpoint}
+		out = append(out, Endpoint{Addr: a.Addr(), Port: a.Port(), Flags: IsEndpoint})
+		e := &out[i]
 		if len(draining) > 0 && draining[0] == a {
 			e.Flags |= IsRealServer
 			draining = draining[1:]
@@ -483,7 +485,6 @@ func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endp
 			e.Flags |= IsUnreachable
 			unreachable = unreachable[1:]
 		}
-		out = append(out, e)
 	}
 	b.lists = append(b.lists, endpointList{all, out})
 	return out

@@ -1,48 +1,74 @@
 package plan
 
 import (
-	"net/netip"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// chosen holds the endpoints of one port that may get traffic: those of the whole
-// cluster, and the node-local ones.
+// chosen holds the endpoints of one port and family, sorted by address and port, and which of them
+// may get traffic: those of the whole cluster, and the node-local ones.
 type chosen struct {
-	cluster []service.Endpoint
-	local   []service.Endpoint
+	all     []service.Endpoint // in any state
+	cluster positions
+	local   positions
 
-	all         []service.Endpoint // in any state
-	here        []service.Endpoint // node-local, in any state
-	draining    []netip.AddrPort   // terminating but still serving
-	unreachable []netip.AddrPort   // on unreachable nodes; empty if there are no other endpoints
+	here        positions // node-local, in any state
+	draining    positions // terminating but still serving
+	unreachable positions // on unreachable nodes; empty if there are no other endpoints
 }
+
+// positions select endpoints of a list, in its order. A Service can have thousands of endpoints, of
+// which most are in several selections: copies would take more time than all that is done with them.
+type positions []uint32
 
 // choose selects a port's endpoints of one family: the ready ones that topology
 // prefers, or, if none is ready, those that are terminating but still serving
 // (KEP-1669). The cluster and the node-local endpoints are selected independently.
-func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
-	all = familyOf(sorted(all), family)
-	ready := pick(all, func(e *service.Endpoint) bool { return e.Ready })
-	draining := pick(all, func(e *service.Endpoint) bool { return e.Serving && e.Terminating })
+func choose(facts *Facts, family ip.Family, list []service.Endpoint) chosen {
+	c := chosen{all: familyOf(sorted(list), family)}
+	all := make(positions, len(c.all))
+	for i := range all {
+		all[i] = uint32(i)
+	}
 	onNode := func(e *service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName }
-
-	c := chosen{all: all, draining: addresses(draining), cluster: nearest(facts, ready), local: pick(ready, onNode)}
+	ready := c.pick(all, func(e *service.Endpoint) bool { return e.Ready })
+	c.draining = c.pick(all, func(e *service.Endpoint) bool { return e.Serving && e.Terminating })
+	c.cluster, c.local = c.nearest(facts, ready), c.pick(ready, onNode)
 	if c.here = c.local; len(ready) < len(all) {
-		c.here = pick(all, onNode)
+		c.here = c.pick(all, onNode)
 	}
 	if len(c.cluster) == 0 {
-		c.cluster = draining
+		c.cluster = c.draining
 	}
 	if len(c.local) == 0 {
-		c.local = pick(draining, onNode)
+		c.local = c.pick(c.draining, onNode)
 	}
 	if len(c.cluster) > 0 && len(facts.UnreachableNodes) > 0 {
-		c.unreachable = addresses(pick(all, func(e *service.Endpoint) bool { return notServing(e) && slices.Contains(facts.UnreachableNodes, e.Node) }))
+		c.unreachable = c.pick(all, func(e *service.Endpoint) bool {
+			return notServing(e) && slices.Contains(facts.UnreachableNodes, e.Node)
+		})
 	}
 	return c
+}
+
+// pick returns the positions of the endpoints to keep. It returns the list itself if all are kept.
+func (c *chosen) pick(from positions, keep func(*service.Endpoint) bool) positions {
+	n := 0
+	for n < len(from) && keep(&c.all[from[n]]) {
+		n++
+	}
+	if n == len(from) {
+		return from
+	}
+	out := slices.Clone(from[:n])
+	for _, at := range from[n+1:] {
+		if keep(&c.all[at]) {
+			out = append(out, at)
+		}
+	}
+	return out
 }
 
 // sorted returns endpoints sorted by address and port. Package service sorts them, tests may not.
@@ -76,12 +102,12 @@ func notServing(e *service.Endpoint) bool { return !e.Ready && !e.Serving && e.N
 // nearest returns the endpoints that the hints of the EndpointSlice controller select for this
 // node or, if none do, for its zone (KEP-2433, KEP-3015). It returns all ready endpoints if one
 // of them has no hint, or if no hint selects this node or zone.
-func nearest(facts *Facts, ready []service.Endpoint) []service.Endpoint {
-	byNode := hinted(ready, facts.NodeName, (*service.Endpoint).NodeHints)
+func (c *chosen) nearest(facts *Facts, ready positions) positions {
+	byNode := c.hinted(ready, facts.NodeName, (*service.Endpoint).NodeHints)
 	if len(byNode) > 0 {
 		return byNode
 	}
-	byZone := hinted(ready, facts.Zone, (*service.Endpoint).ZoneHints)
+	byZone := c.hinted(ready, facts.Zone, (*service.Endpoint).ZoneHints)
 	if len(byZone) > 0 {
 		return byZone
 	}
@@ -90,52 +116,11 @@ func nearest(facts *Facts, ready []service.Endpoint) []service.Endpoint {
 
 // hinted returns the endpoints with a hint for here. It returns none if an endpoint has no
 // hint.
-func hinted(ready []service.Endpoint, here string, hints func(*service.Endpoint) []string) []service.Endpoint {
-	if here == "" || anyOf(ready, func(e *service.Endpoint) bool { return len(hints(e)) == 0 }) {
+func (c *chosen) hinted(ready positions, here string, hints func(*service.Endpoint) []string) positions {
+	if here == "" || slices.ContainsFunc(ready, func(at uint32) bool { return len(hints(&c.all[at])) == 0 }) {
 		return nil
 	}
-	return pick(ready, func(e *service.Endpoint) bool { return slices.Contains(hints(e), here) })
-}
-
-func addresses(endpoints []service.Endpoint) []netip.AddrPort {
-	if len(endpoints) == 0 {
-		return nil
-	}
-	out := make([]netip.AddrPort, len(endpoints))
-	for i := range endpoints {
-		out[i] = endpoints[i].Addr
-	}
-	return out
-}
-
-// anyOf reports whether an endpoint satisfies is. Unlike slices.ContainsFunc it copies none, which
-// takes most of the time for thousands.
-func anyOf(list []service.Endpoint, is func(*service.Endpoint) bool) bool {
-	for i := range list {
-		if is(&list[i]) {
-			return true
-		}
-	}
-	return false
-}
-
-// pick returns the endpoints to keep, as filter does, and copies only those. It returns the list
-// itself if all are kept.
-func pick(list []service.Endpoint, keep func(*service.Endpoint) bool) []service.Endpoint {
-	at := 0
-	for at < len(list) && keep(&list[at]) {
-		at++
-	}
-	if at == len(list) {
-		return slices.Clip(list)
-	}
-	out := append([]service.Endpoint(nil), list[:at]...)
-	for i := at + 1; i < len(list); i++ {
-		if keep(&list[i]) {
-			out = append(out, list[i])
-		}
-	}
-	return out
+	return c.pick(ready, func(e *service.Endpoint) bool { return slices.Contains(hints(e), here) })
 }
 
 // filter returns the elements to keep. It returns the list itself if all are kept.

@@ -134,16 +134,15 @@ type serviceBuilder struct {
 	plan    ServicePlan
 	seen    map[ipvs.Key]bool
 
-	// Endpoints of the port and family being planned; see chosen.
-	endpoints             []service.Endpoint
-	draining, unreachable []netip.AddrPort
-	lists                 []endpointList
+	// Of the port and family being planned.
+	chosen chosen
+	lists  []endpointList
 }
 
 // endpointList is a list of endpoints for a virtual server, and what it was built for. The
 // virtual servers of a port share it.
 type endpointList struct {
-	active []service.Endpoint
+	active positions
 	list   []Endpoint
 }
 
@@ -151,7 +150,7 @@ type endpointList struct {
 // once, in the order cluster IP, external IP, load balancer IP, node port.
 func (b *serviceBuilder) addPort(family ip.Family, p *service.Port) {
 	eps := choose(b.facts, family, p.Endpoints)
-	b.endpoints, b.draining, b.unreachable, b.lists = eps.all, eps.draining, eps.unreachable, b.lists[:0]
+	b.chosen, b.lists = eps, b.lists[:0]
 	b.addNoLocal(eps)
 	b.addDepsOnEndpoints(p)
 	b.addClusterIPs(family, p, eps)
@@ -222,7 +221,7 @@ func (b *serviceBuilder) claimWhole() ClaimMode {
 // external returns the endpoints for external traffic. Under externalTrafficPolicy
 // Local these are the node-local ones. On a node without any they are the cluster's,
 // for internal clients only: noLocal reports that external clients are dropped.
-func (b *serviceBuilder) external(eps chosen) (endpoints []service.Endpoint, noLocal bool) {
+func (b *serviceBuilder) external(eps chosen) (endpoints positions, noLocal bool) {
 	if b.service.ExternalLocal && len(eps.local) > 0 {
 		return eps.local, false
 	}
@@ -392,9 +391,10 @@ func (b *serviceBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 // must be masqueraded, or the pod would reply to itself directly. It lists all
 // endpoints, ready or not, because connections outlive readiness.
 func (b *serviceBuilder) addHairpin(p *service.Port, eps chosen) {
-	for _, e := range eps.here {
+	for _, at := range eps.here {
+		dest := eps.all[at].Addr
 		b.addMember(LoopBack, ipset.Entry{
-			Addr: e.Addr.Addr(), Port: e.Addr.Port(), Protocol: p.Protocol, Addr2: e.Addr.Addr(),
+			Addr: dest.Addr(), Port: dest.Port(), Protocol: p.Protocol, Addr2: dest.Addr(),
 		})
 	}
 }
@@ -438,7 +438,7 @@ func (b *serviceBuilder) addHealthCheckPort(family ip.Family) {
 }
 
 // addVirtualServer adds a virtual server. It returns false if the key is already served.
-func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, endpoints []service.Endpoint) bool {
+func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, endpoints positions) bool {
 	if b.seen[key] {
 		return false
 	}
@@ -454,44 +454,39 @@ func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, e
 // endpointsOf returns the endpoints of a virtual server. Real servers are those that get new
 // connections (active) and, with UDPDrain, those that are terminating and keep their UDP flows
 // (kubernetes#134143). Other UDP real servers are removed at once. The end of a UDP flow is not
-// visible, so the flow of a client that keeps sending would never leave a deleted endpoint. All
-// lists are sorted, and b.endpoints contains the others. The result may be that of another virtual
-// server of the port; it must not be changed.
-func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endpoint) []Endpoint {
-	draining, unreachable := b.draining, b.unreachable
-	if protocol != ip.UDP || !b.cfg.UDPDrain {
-		draining = nil
-	}
+// visible, so the flow of a client that keeps sending would never leave a deleted endpoint. The
+// result may be that of another virtual server of the port; it must not be changed.
+func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active positions) []Endpoint {
 	for _, known := range b.lists {
-		if sameList(known.active, active) {
+		if samePositions(known.active, active) {
 			return known.list
 		}
 	}
-	out, all := make([]Endpoint, 0, len(b.endpoints)), active
-	for i := range b.endpoints {
-		a := b.endpoints[i].Addr
-		out = append(out, Endpoint{Addr: a.Addr(), Port: a.Port(), Flags: IsEndpoint})
-		e := &out[i]
-		if len(draining) > 0 && draining[0] == a {
-			e.Flags |= IsRealServer
-			draining = draining[1:]
-		}
-		if len(active) > 0 && active[0].Addr == a {
-			e.Flags |= IsRealServer
-			e.Weight, e.MaxConnections = max(active[0].Weight, 1), b.service.MaxConnections
-			active = active[1:]
-		}
-		if len(unreachable) > 0 && unreachable[0] == a {
-			e.Flags |= IsUnreachable
-			unreachable = unreachable[1:]
+	c := &b.chosen
+	out := make([]Endpoint, len(c.all))
+	for i := range c.all {
+		dest := &c.all[i].Addr
+		out[i] = Endpoint{Addr: dest.Addr(), Port: dest.Port(), Flags: IsEndpoint}
+	}
+	if protocol == ip.UDP && b.cfg.UDPDrain {
+		for _, at := range c.draining {
+			out[at].Flags |= IsRealServer
 		}
 	}
-	b.lists = append(b.lists, endpointList{all, out})
+	for _, at := range active {
+		e := &out[at]
+		e.Flags |= IsRealServer
+		e.Weight, e.MaxConnections = max(c.all[at].Weight, 1), b.service.MaxConnections
+	}
+	for _, at := range c.unreachable {
+		out[at].Flags |= IsUnreachable
+	}
+	b.lists = append(b.lists, endpointList{active, out})
 	return out
 }
 
-// sameList reports whether two lists are one.
-func sameList(a, b []service.Endpoint) bool {
+// samePositions reports whether two selections are one list.
+func samePositions(a, b positions) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -76,36 +77,83 @@ func reportCPU(b *testing.B) func() {
 	return func() { b.ReportMetric(float64((used()-before).Microseconds())/float64(b.N), "cpu-us/op") }
 }
 
-// BenchmarkOneChangeOfManyEndpoints replaces one endpoint of a Service whose endpoints are in
-// slices of a hundred, as their controller writes them. The fakes' part is included.
+// manyEndpoints returns a proxy that has programmed a Service whose endpoints are in slices of a
+// hundred, as their controller writes them, and a function that replaces one of the endpoints. If
+// mixed, the slices' ranges of addresses overlap, as on a cluster where pods of any age run on any
+// node.
+func manyEndpoints(b testing.TB, endpoints int, mixed bool) (p *Proxy, change func()) {
+	p, w := still(b, 100)
+	count := endpoints / 100
+	address := func(slice, i int) string {
+		if n := i*count + slice; mixed {
+			return fmt.Sprintf("10.200.%d.%d", n/250, 1+n%250)
+		}
+		return fmt.Sprintf("10.200.%d.%d", slice, 1+i)
+	}
+	sliceOf := func(slice int) *discoveryv1.EndpointSlice {
+		addresses := make([]string, 100)
+		for i := range addresses {
+			addresses[i] = address(slice, i)
+		}
+		s := newSlice("web7", addresses...)
+		s.Name = fmt.Sprintf("web7-%d", slice*100)
+		return s
+	}
+	for slice := range count {
+		w.sink.SetEndpointSlice(sliceOf(slice))
+	}
+	if !p.prepare(b.Context()) {
+		b.Fatal("the kernel cannot be read")
+	}
+	p.start(b.Context())
+	versions := [2]*discoveryv1.EndpointSlice{sliceOf(count / 2), sliceOf(count / 2)}
+	versions[0].Endpoints[0].Addresses[0] = "10.201.0.1"
+	changes := 0
+	return p, func() {
+		w.sink.SetEndpointSlice(versions[changes%2])
+		p.turn(klog.NewContext(b.Context(), klog.Background()), p.lastPass)
+		changes++
+	}
+}
+
+// BenchmarkOneChangeOfManyEndpoints replaces one endpoint of a Service with many. The fakes' part
+// is included.
 func BenchmarkOneChangeOfManyEndpoints(b *testing.B) {
-	for _, endpoints := range []int{100, 5000} {
-		b.Run(fmt.Sprint(endpoints), func(b *testing.B) {
-			p, w := still(b, 100)
-			sliceOf := func(first, version int) *discoveryv1.EndpointSlice {
-				addresses := make([]string, 100)
-				for i := range addresses {
-					addresses[i] = fmt.Sprintf("10.%d.%d.%d", 200+version, first/100, 1+i)
-					version = 0 // only the first one changes
-				}
-				s := newSlice("web7", addresses...)
-				s.Name = fmt.Sprintf("web7-%d", first)
-				return s
-			}
-			for first := 0; first < endpoints; first += 100 {
-				w.sink.SetEndpointSlice(sliceOf(first, 0))
-			}
-			if !p.prepare(b.Context()) {
-				b.Fatal("the kernel cannot be read")
-			}
-			p.start(b.Context())
-			changes := [2]*discoveryv1.EndpointSlice{sliceOf(endpoints/2, 1), sliceOf(endpoints/2, 0)}
+	for _, c := range []struct {
+		name      string
+		endpoints int
+		mixed     bool
+	}{{"100", 100, false}, {"5000", 5000, false}, {"5000-mixed", 5000, true}} {
+		b.Run(c.name, func(b *testing.B) {
+			_, change := manyEndpoints(b, c.endpoints, c.mixed)
+			b.ReportAllocs()
 			defer reportCPU(b)()
-			for i := 0; b.Loop(); i++ {
-				w.sink.SetEndpointSlice(changes[i%2])
-				p.turn(klog.NewContext(b.Context(), klog.Background()), p.lastPass)
+			for b.Loop() {
+				change()
 			}
 		})
+	}
+}
+
+// TestOneChangeAllocatesLittle limits the garbage of one change in a Service of 5,000 endpoints.
+// Its desired state alone is a list of 200 kB, which each change replaces.
+func TestOneChangeAllocatesLittle(t *testing.T) {
+	const limit, changes = 300_000, 20
+	_, change := manyEndpoints(t, 5000, true)
+	for range 4 { // the first ones fill buffers that are reused
+		change()
+	}
+	allocated := func() uint64 {
+		var s runtime.MemStats
+		runtime.ReadMemStats(&s)
+		return s.TotalAlloc
+	}
+	before := allocated()
+	for range changes {
+		change()
+	}
+	if n := (allocated() - before) / changes; n > limit {
+		t.Errorf("a change of one of 5,000 endpoints allocates %d bytes, want at most %d", n, limit)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,9 @@ type draft struct {
 	noScheduler bool
 }
 
+// scratches has one element while drafts follow each other. The garbage collector frees it later.
+var scratches = sync.Pool{New: func() any { return &service.Scratch{} }}
+
 // draft plans one Service as it is now. At most one draft may run at a time, because it may
 // record a scheduler. The facts must not change meanwhile; a draft of the API server's Service
 // changes them itself.
@@ -37,7 +41,9 @@ func (p *Proxy) draft(name types.NamespacedName) draft {
 	if svc == nil || !svc.Proxied() {
 		return draft{name: name}
 	}
-	s, err := svc.With(endpointSlices)
+	scratch := scratches.Get().(*service.Scratch)
+	defer scratches.Put(scratch)
+	s, err := svc.In(scratch, endpointSlices)
 	schedulerErr := p.checkScheduler(&s)
 	err = errors.Join(err, schedulerErr)
 	if name == service.APIServer {

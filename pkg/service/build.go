@@ -97,7 +97,7 @@ func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Se
 	for i, slice := range endpointSlices {
 		parsed[i] = parseSlice(slice)
 	}
-	return build(svc).with(parsed)
+	return build(svc).with(parsed, &Scratch{})
 }
 
 // build parses the fields of a Service, without endpoints.

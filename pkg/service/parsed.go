@@ -116,6 +116,11 @@ func (p *Parsed) HasPort(protocol ip.Protocol, number uint16) bool {
 // With returns the model of the Service with the endpoints of slices; see Build. The
 // caller must not change it.
 func (p *Parsed) With(endpointSlices []*Slice) (Service, error) {
+	return p.In(&Scratch{}, endpointSlices)
+}
+
+// In is With in the memory of scratch.
+func (p *Parsed) In(scratch *Scratch, endpointSlices []*Slice) (Service, error) {
 	var f fields
 	if p.rest != nil {
 		f = *p.rest
@@ -127,11 +132,12 @@ func (p *Parsed) With(endpointSlices []*Slice) (Service, error) {
 	for i, port := range p.ports {
 		f.Ports[i] = Port{Name: port.name.Value(), Protocol: port.protocol, Port: port.port, NodePort: port.nodePort}
 	}
-	return f.with(endpointSlices)
+	return f.with(endpointSlices, scratch)
 }
 
 // with adds the endpoints to the ports.
-func (f *fields) with(endpointSlices []*Slice) (Service, error) {
+func (f *fields) with(endpointSlices []*Slice, scratch *Scratch) (Service, error) {
+	scratch.reset()
 	endpointSlices = byName(endpointSlices)
 	errs := f.errs
 	for _, slice := range endpointSlices {
@@ -139,7 +145,7 @@ func (f *fields) with(endpointSlices []*Slice) (Service, error) {
 	}
 	for i := range f.Ports {
 		port := &f.Ports[i]
-		port.Endpoints = mergeSlices(port, endpointSlices)
+		port.Endpoints = scratch.merge(port, endpointSlices)
 		f.weights.weigh(port.Endpoints)
 	}
 	errs = append(errs[:len(errs):len(errs)], f.errsOfPorts...)

@@ -1,0 +1,141 @@
+package service
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"unique"
+)
+
+// Scratch is memory in which Services are built one after another: one with thousands of endpoints
+// needs a lot. The endpoints of a Service are valid until the next one is built in the same
+// Scratch. The zero value is ready for use, by one goroutine at a time.
+type Scratch struct {
+	endpoints []Endpoint // of all ports
+	merger    merger
+}
+
+// reset ends the use of the memory by the Service that was built last.
+func (s *Scratch) reset() { s.endpoints = s.endpoints[:0] }
+
+// merge returns the endpoints of a port from all slices. If several slices contain
+// an address and port, as happens while the controller moves an endpoint, it counts once,
+// and a report that is not terminating takes precedence. Slices are sorted by name so
+// that the result does not depend on their order.
+//
+// EndpointSlices use the Service's port names. Two slices may map a name to different
+// numbers.
+func (s *Scratch) merge(port *Port, endpointSlices []*Slice) []Endpoint {
+	m := &s.merger
+	m.collect(port, endpointSlices)
+	m.sort()
+	if len(m.reports) == 0 {
+		return nil
+	}
+	s.endpoints = slices.Grow(s.endpoints, len(m.reports))
+	first := len(s.endpoints)
+	out := s.endpoints[first:]
+	for i := range m.reports {
+		r := &m.reports[i]
+		e := &endpointSlices[r.slice].endpoints[r.at]
+		last := len(out) - 1
+		switch {
+		case last < 0 || out[last].Addr.Addr() != e.addr || out[last].Addr.Port() != r.port:
+			out = append(out, e.endpoint(r.port))
+		case preferred(e, &out[last]):
+			out[last] = e.endpoint(r.port)
+		}
+	}
+	s.endpoints = s.endpoints[:first+len(out)]
+	return slices.Clip(out)
+}
+
+// preferred reports whether a takes precedence over b, given two reports of one address and
+// port. The pod network may give the address of a terminating pod to a new pod, so a report that
+// is not terminating takes precedence, as in kube-proxy.
+func preferred(a *sliceEndpoint, b *Endpoint) bool {
+	if a.terminating != b.Terminating {
+		return !a.terminating
+	}
+	return a.ready && !b.Ready
+}
+
+// report is an endpoint of a port in one slice. It has no pointers and is smaller than an
+// endpoint, so it is cheaper to sort.
+type report struct {
+	hi, lo    uint64 // of the address
+	slice, at int32  // where the endpoint is
+	port      uint16
+	is6       bool
+}
+
+func newReport(addr netip.Addr, port uint16, slice, at int) report {
+	bytes := addr.As16()
+	return report{binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:]), int32(slice), int32(at), port, addr.Is6()}
+}
+
+// compare orders reports by address and port, as netip.AddrPort does.
+func (r *report) compare(s *report) int {
+	switch {
+	case r.is6 != s.is6:
+		if s.is6 {
+			return -1
+		}
+		return 1
+	case r.hi != s.hi:
+		return cmp.Compare(r.hi, s.hi)
+	case r.lo != s.lo:
+		return cmp.Compare(r.lo, s.lo)
+	}
+	return cmp.Compare(r.port, s.port)
+}
+
+// merger sorts the reports of several slices. Those of one slice and port are a sorted run.
+type merger struct {
+	reports, spare []report
+	runs           []int // where each run ends
+}
+
+// collect fills the merger with the reports of a port.
+func (m *merger) collect(port *Port, endpointSlices []*Slice) {
+	m.reports, m.runs = m.reports[:0], m.runs[:0]
+	name := unique.Make(port.Name)
+	for i, slice := range endpointSlices {
+		for _, p := range slice.ports {
+			if p.name != name || p.protocol != port.Protocol || len(slice.endpoints) == 0 {
+				continue
+			}
+			for at := range slice.endpoints {
+				m.reports = append(m.reports, newReport(slice.endpoints[at].addr, p.number, i, at))
+			}
+			m.runs = append(m.runs, len(m.reports))
+		}
+	}
+}
+
+// sort merges adjacent runs until one is left. Equal reports keep their order.
+func (m *merger) sort() {
+	for len(m.runs) > 1 {
+		m.spare = slices.Grow(m.spare[:0], len(m.reports))
+		begin, ends := 0, m.runs[:0]
+		for i := 0; i < len(m.runs); i += 2 {
+			middle, end := m.runs[i], m.runs[min(i+1, len(m.runs)-1)]
+			m.spare = appendMerged(m.spare, m.reports[begin:middle], m.reports[middle:end])
+			begin, ends = end, append(ends, end)
+		}
+		m.reports, m.spare, m.runs = m.spare, m.reports, ends
+	}
+}
+
+// appendMerged appends the elements of two sorted lists. Of equal ones, that of a comes first.
+func appendMerged(out, a, b []report) []report {
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1].compare(&b[0]) > 0 {
+		if a[0].compare(&b[0]) <= 0 {
+			out, a = append(out, a[0]), a[1:]
+		} else {
+			out, b = append(out, b[0]), b[1:]
+		}
+	}
+	return append(append(out, a...), b...)
+}

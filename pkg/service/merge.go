@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"unique"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
 // Scratch is memory in which Services are built one after another: one with thousands of endpoints
@@ -14,7 +16,24 @@ import (
 type Scratch struct {
 	endpoints []Endpoint // of all ports
 	merger    merger
+	kept      []merged // of the Service with many endpoints that was built last
 }
+
+// merged is what was merged for a port. If few of the slices have changed since, only their reports
+// are sorted again.
+type merged struct {
+	name     string
+	protocol ip.Protocol
+	slices   []*Slice
+	reports  []report
+}
+
+// The results for up to keptPorts ports are kept if they have at least keptFrom reports: to sort
+// fewer takes less time than the rest of a change.
+const (
+	keptFrom  = 1000
+	keptPorts = 4
+)
 
 // reset ends the use of the memory by the Service that was built last.
 func (s *Scratch) reset() { s.endpoints = s.endpoints[:0] }
@@ -28,7 +47,7 @@ func (s *Scratch) reset() { s.endpoints = s.endpoints[:0] }
 // numbers.
 func (s *Scratch) merge(port *Port, endpointSlices []*Slice) []Endpoint {
 	m := &s.merger
-	m.collect(port, endpointSlices)
+	m.collect(port, endpointSlices, s.keptOf(port))
 	m.sort()
 	if len(m.reports) == 0 {
 		return nil
@@ -48,7 +67,38 @@ func (s *Scratch) merge(port *Port, endpointSlices []*Slice) []Endpoint {
 		}
 	}
 	s.endpoints = s.endpoints[:first+len(out)]
+	s.keep(port, endpointSlices)
 	return slices.Clip(out)
+}
+
+// keptOf returns what was merged for a port of this name, or nil. It may be of another Service.
+func (s *Scratch) keptOf(port *Port) *merged {
+	for i := range s.kept {
+		if k := &s.kept[i]; k.name == port.Name && k.protocol == port.Protocol {
+			return k
+		}
+	}
+	return nil
+}
+
+// keep keeps what was merged for a port, and drops what was kept of another Service.
+func (s *Scratch) keep(port *Port, endpointSlices []*Slice) {
+	m := &s.merger
+	if len(m.reports) < keptFrom {
+		return
+	}
+	if len(s.kept) > 0 && s.kept[0].slices[0].ServiceName() != endpointSlices[0].ServiceName() {
+		s.kept = nil
+	}
+	k := s.keptOf(port)
+	if k == nil && len(s.kept) == keptPorts {
+		return
+	}
+	if k == nil {
+		s.kept = append(s.kept, merged{name: port.Name, protocol: port.Protocol})
+		k = &s.kept[len(s.kept)-1]
+	}
+	k.slices, k.reports, m.reports = endpointSlices, m.reports, k.reports
 }
 
 // preferred reports whether a takes precedence over b, given two reports of one address and
@@ -75,7 +125,8 @@ func newReport(addr netip.Addr, port uint16, slice, at int) report {
 	return report{binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:]), int32(slice), int32(at), port, addr.Is6()}
 }
 
-// compare orders reports by address and port, as netip.AddrPort does.
+// compare orders reports by address and port, as netip.AddrPort does. Those that are equal keep the
+// order of the slices.
 func (r *report) compare(s *report) int {
 	switch {
 	case r.is6 != s.is6:
@@ -87,23 +138,34 @@ func (r *report) compare(s *report) int {
 		return cmp.Compare(r.hi, s.hi)
 	case r.lo != s.lo:
 		return cmp.Compare(r.lo, s.lo)
+	case r.port != s.port:
+		return cmp.Compare(r.port, s.port)
+	case r.slice != s.slice:
+		return cmp.Compare(r.slice, s.slice)
 	}
-	return cmp.Compare(r.port, s.port)
+	return cmp.Compare(r.at, s.at)
 }
 
 // merger sorts the reports of several slices. Those of one slice and port are a sorted run.
 type merger struct {
 	reports, spare []report
-	runs           []int // where each run ends
+	runs           []int   // where each run ends
+	known          []bool  // by slice: its reports were merged before
+	moved          []int32 // by slice of an earlier merge: its present position, or -1 if it has changed
 }
 
-// collect fills the merger with the reports of a port.
-func (m *merger) collect(port *Port, endpointSlices []*Slice) {
+// collect fills the merger with the reports of a port. Those of slices that were merged before are
+// one run.
+func (m *merger) collect(port *Port, endpointSlices []*Slice, before *merged) {
 	m.reports, m.runs = m.reports[:0], m.runs[:0]
+	m.known = append(m.known[:0], make([]bool, len(endpointSlices))...)
+	if before != nil {
+		m.collectKept(endpointSlices, before)
+	}
 	name := unique.Make(port.Name)
 	for i, slice := range endpointSlices {
 		for _, p := range slice.ports {
-			if p.name != name || p.protocol != port.Protocol || len(slice.endpoints) == 0 {
+			if m.known[i] || p.name != name || p.protocol != port.Protocol || len(slice.endpoints) == 0 {
 				continue
 			}
 			for at := range slice.endpoints {
@@ -114,7 +176,36 @@ func (m *merger) collect(port *Port, endpointSlices []*Slice) {
 	}
 }
 
-// sort merges adjacent runs until one is left. Equal reports keep their order.
+// collectKept adds the sorted reports of the slices that have not changed since they were merged.
+// Both lists of slices are sorted by name.
+func (m *merger) collectKept(endpointSlices []*Slice, before *merged) {
+	m.moved = m.moved[:0]
+	at := 0
+	for _, slice := range before.slices {
+		for at < len(endpointSlices) && endpointSlices[at].Name.Name < slice.Name.Name {
+			at++
+		}
+		if at == len(endpointSlices) || endpointSlices[at] != slice {
+			m.moved = append(m.moved, -1)
+			continue
+		}
+		m.moved, m.known[at] = append(m.moved, int32(at)), true
+	}
+	if !slices.Contains(m.known, true) {
+		return
+	}
+	m.reports = slices.Grow(m.reports, len(before.reports))
+	for i := range before.reports {
+		if now := m.moved[before.reports[i].slice]; now >= 0 {
+			r := before.reports[i]
+			r.slice = now
+			m.reports = append(m.reports, r)
+		}
+	}
+	m.runs = append(m.runs, len(m.reports))
+}
+
+// sort merges adjacent runs until one is left.
 func (m *merger) sort() {
 	for len(m.runs) > 1 {
 		m.spare = slices.Grow(m.spare[:0], len(m.reports))
@@ -128,7 +219,7 @@ func (m *merger) sort() {
 	}
 }
 
-// appendMerged appends the elements of two sorted lists. Of equal ones, that of a comes first.
+// appendMerged appends the elements of two sorted lists.
 func appendMerged(out, a, b []report) []report {
 	for len(a) > 0 && len(b) > 0 && a[len(a)-1].compare(&b[0]) > 0 {
 		if a[0].compare(&b[0]) <= 0 {

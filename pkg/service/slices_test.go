@@ -2,8 +2,10 @@ package service
 
 import (
 	"fmt"
+	"maps"
 	"math/rand"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -300,6 +302,70 @@ func TestMergeManySlices(t *testing.T) {
 		}
 		if len(got) != len(want) {
 			t.Fatalf("seed %d: %v, want each of %v once", seed, got, want)
+		}
+	}
+}
+
+// TestMergeAfterChanges builds a Service with many endpoints again after changes of a few of its
+// slices, in the memory of the earlier ones, and between other Services. The result is that of all
+// slices.
+func TestMergeAfterChanges(t *testing.T) {
+	r := rand.New(rand.NewSource(1))
+	svc := newService(func(s *corev1.Service) {
+		s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 81}}
+	})
+	random := func(i int) *discoveryv1.EndpointSlice {
+		var endpoints []discoveryv1.Endpoint
+		for range 50 + r.Intn(100) {
+			e := endpoint(fmt.Sprintf("10.244.%d.%d", 1+r.Intn(8), 1+r.Intn(250)))
+			e.NodeName = ptr(fmt.Sprint("node-", i))
+			e.Conditions = discoveryv1.EndpointConditions{Ready: ptr(r.Intn(2) > 0), Terminating: ptr(r.Intn(2) > 0)}
+			endpoints = append(endpoints, e)
+		}
+		s := newSlice(fmt.Sprint("web-", i), endpoints...)
+		s.Ports = []discoveryv1.EndpointPort{{Name: ptr("a"), Port: ptr(int32(8000 + r.Intn(2)))}, {Name: ptr("b"), Port: ptr(int32(9000))}}
+		return s
+	}
+	parse := func(slice *discoveryv1.EndpointSlice) *Slice {
+		s := parseSlice(slice)
+		s.Service = slice.Labels[discoveryv1.LabelServiceName]
+		return s
+	}
+	parsed, scratch := Parse(svc), &Scratch{}
+	current := map[int]*discoveryv1.EndpointSlice{}
+	kept := map[int]*Slice{}
+	for round := range 100 {
+		for range 1 + r.Intn(3) {
+			if i := r.Intn(40); r.Intn(4) == 0 {
+				delete(current, i)
+				delete(kept, i)
+			} else {
+				current[i] = random(i)
+				kept[i] = parse(current[i])
+			}
+		}
+		if round == 0 {
+			for i := range 30 {
+				current[i] = random(i)
+				kept[i] = parse(current[i])
+			}
+		}
+		want := mustBuild(t, svc, slices.Collect(maps.Values(current))...)
+		got, err := parsed.In(scratch, slices.Collect(maps.Values(kept)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range want.Ports {
+			if !slices.Equal(want.Ports[i].Endpoints, got.Ports[i].Endpoints) {
+				t.Fatalf("round %d, port %s:\n%v, want\n%v", round, want.Ports[i].Name, endpointsOf(got.Ports[i]), endpointsOf(want.Ports[i]))
+			}
+		}
+		if round%10 == 0 {
+			other := parse(random(100))
+			other.Service = "other"
+			if _, err := Parse(svc).In(scratch, []*Slice{other}); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

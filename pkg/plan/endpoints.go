@@ -28,42 +28,42 @@ type positions []uint32
 // (KEP-1669). The cluster and the node-local endpoints are selected independently.
 func choose(facts *Facts, family ip.Family, list []service.Endpoint) chosen {
 	c := chosen{all: familyOf(sorted(list), family)}
-	all := make(positions, len(c.all))
-	for i := range all {
-		all[i] = uint32(i)
+	ready := make(positions, 0, len(c.all))
+	for i := range c.all {
+		e, at := &c.all[i], uint32(i)
+		here := e.Node != "" && e.Node == facts.NodeName
+		if here {
+			c.here = append(c.here, at)
+		}
+		if e.Ready {
+			ready = append(ready, at)
+		}
+		if e.Ready && here {
+			c.local = append(c.local, at)
+		}
+		if e.Serving && e.Terminating {
+			c.draining = append(c.draining, at)
+		}
+		if notServing(e) && slices.Contains(facts.UnreachableNodes, e.Node) {
+			c.unreachable = append(c.unreachable, at)
+		}
 	}
-	onNode := func(e *service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName }
-	ready := c.pick(all, func(e *service.Endpoint) bool { return e.Ready })
-	c.draining = c.pick(all, func(e *service.Endpoint) bool { return e.Serving && e.Terminating })
-	c.cluster, c.local = c.nearest(facts, ready), c.pick(ready, onNode)
-	if c.here = c.local; len(ready) < len(all) {
-		c.here = c.pick(all, onNode)
-	}
-	if len(c.cluster) == 0 {
+	if c.cluster = c.nearest(facts, ready); len(c.cluster) == 0 {
 		c.cluster = c.draining
 	}
 	if len(c.local) == 0 {
-		c.local = c.pick(c.draining, onNode)
+		c.local = c.pick(c.draining, func(e *service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName })
 	}
-	if len(c.cluster) > 0 && len(facts.UnreachableNodes) > 0 {
-		c.unreachable = c.pick(all, func(e *service.Endpoint) bool {
-			return notServing(e) && slices.Contains(facts.UnreachableNodes, e.Node)
-		})
+	if len(c.cluster) == 0 {
+		c.unreachable = nil
 	}
 	return c
 }
 
-// pick returns the positions of the endpoints to keep. It returns the list itself if all are kept.
+// pick returns the positions of the endpoints to keep.
 func (c *chosen) pick(from positions, keep func(*service.Endpoint) bool) positions {
-	n := 0
-	for n < len(from) && keep(&c.all[from[n]]) {
-		n++
-	}
-	if n == len(from) {
-		return from
-	}
-	out := slices.Clone(from[:n])
-	for _, at := range from[n+1:] {
+	var out positions
+	for _, at := range from {
 		if keep(&c.all[at]) {
 			out = append(out, at)
 		}

@@ -458,7 +458,7 @@ func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, e
 // result may be that of another virtual server of the port; it must not be changed.
 func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active positions) []Endpoint {
 	for _, known := range b.lists {
-		if samePositions(known.active, active) {
+		if slices.Equal(known.active, active) {
 			return known.list
 		}
 	}
@@ -483,11 +483,6 @@ func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active positions) []E
 	}
 	b.lists = append(b.lists, endpointList{active, out})
 	return out
-}
-
-// samePositions reports whether two selections are one list.
-func samePositions(a, b positions) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // onePacket enables per-datagram scheduling if the Service requests it.

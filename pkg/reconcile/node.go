@@ -23,9 +23,11 @@ type nodeSections struct {
 	*tables
 	kernel Kernel
 
-	input  nodeInput
-	node   nodeState
-	cached cachedState // the node's state in the kernel
+	input nodeInput
+	// planned is what the plan of the node was computed from last, without what has no effect on it.
+	planned plan.Node
+	node    nodeState
+	cached  cachedState // the node's state in the kernel
 
 	kubeProxyErr  error                      // why kube-proxy's nftables tables could not be read last
 	sectionWrites int                        // number of writes that changed the cached state
@@ -125,6 +127,12 @@ func (r *Reconciler) planNode() bool {
 		return false
 	}
 	in.stale, in.warnings, in.Uses = false, nil, r.uses
+	// Computing the plan takes most of the time of a pod's start, which rarely changes it.
+	planned := plan.Audible(r.cfg, &in.Node)
+	if reflect.DeepEqual(planned, r.planned) {
+		return false
+	}
+	r.planned = planned
 	desired := plan.ForNode(r.cfg, &in.Node)
 	in.Bound = plan.MergeBindings(in.Bound, desired.Bound)
 	if reflect.DeepEqual(desired, r.node.NodePlan) {

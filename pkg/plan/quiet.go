@@ -1,0 +1,56 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// Audible returns the node without the interfaces that have no effect on ForNode: most of those of
+// pods. A pod that starts changes the node, but often not what this returns.
+func Audible(cfg *Config, n *Node) Node {
+	out, ports := *n, map[string]bool{} // bridges to which a veth is attached
+	named := namedLinks(cfg, n)
+	out.Inventory.Links = slices.DeleteFunc(slices.Clone(n.Inventory.Links), func(l routing.Link) bool {
+		if l.Type != "veth" || named[l.Name] || named[l.MAC] || slices.ContainsFunc(l.Addresses, counts) {
+			return false
+		}
+		// Of a bridge counts whether there is a veth, and whether there are only veths.
+		further := l.Master == "" || ports[l.Master]
+		ports[l.Master] = true
+		return further
+	})
+	return out
+}
+
+// counts reports whether the plan may depend on an address of an interface: on any except those
+// that the kernel gives each interface for IPv6.
+func counts(a routing.Address) bool {
+	return a.Global || a.Prefix.Addr().Is4() || !a.Prefix.Addr().IsLinkLocalUnicast()
+}
+
+// namedLinks returns the names and MAC addresses of interfaces in the configuration, in rules and
+// in routes.
+func namedLinks(cfg *Config, n *Node) map[string]bool {
+	named := map[string]bool{}
+	for link := range cfg.SNAT.Gateways {
+		named[link] = true
+	}
+	for link := range cfg.SNAT.Sources {
+		named[link] = true
+	}
+	for link := range n.SNATSources {
+		named[link] = true
+	}
+	inv := &n.Inventory
+	for _, r := range inv.Rules {
+		named[r.IIf], named[r.OIf] = true, true
+	}
+	for _, routes := range [][]routing.Route{inv.Defaults, inv.Attached, inv.Direct} {
+		for _, r := range routes {
+			named[r.Link] = true
+		}
+	}
+	delete(named, "")
+	return named
+}

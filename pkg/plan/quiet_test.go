@@ -1,0 +1,61 @@
+package plan_test
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// The interfaces that Audible leaves out do not change the plan of the node, whatever else the
+// node has. So two nodes for which it returns the same have the same plan.
+func TestQuietLinksChangeNothing(t *testing.T) {
+	quiet := 0
+	property(t, func(t *testing.T, g generator) {
+		cfg, n := g.config(), g.node()
+		n.Started = true // without variants of the rules, which take most of the time
+		cfg.SNAT.Mode = []plan.SNATMode{plan.SNATAuto, plan.SNATOff}[g.Intn(2)]
+		cfg.SNAT.Gateways = map[string][]netip.Addr{}
+		for _, key := range some(g, "eth0", "veth1", "02:00:00:00:00:07") {
+			cfg.SNAT.Gateways[key] = []netip.Addr{netip.MustParseAddr("198.51.100.1")}
+		}
+		n.Inventory.Links = append(n.Inventory.Links, g.podLinks()...)
+		for i, link := range some(g, "eth0", "veth1", "veth2") {
+			n.Inventory.Defaults = append(n.Inventory.Defaults, routing.Route{Family: ip.IPv4, Table: routing.TableMain + i, Link: link})
+			n.Inventory.Rules = append(n.Inventory.Rules, routing.Rule{Family: ip.IPv4, Priority: 100 + i, IIf: link, Table: routing.TableMain - 1})
+		}
+		audible := plan.Audible(&cfg, &n)
+		quiet += len(n.Inventory.Links) - len(audible.Inventory.Links)
+		if all, some := plan.ForNode(&cfg, &n), plan.ForNode(&cfg, &audible); !reflect.DeepEqual(all, some) {
+			t.Errorf("of %+v,\nonly %+v count (-all +some)\n%s", n.Inventory.Links, audible.Inventory.Links, cmp.Diff(all, some, planByValue))
+		}
+	})
+	if quiet < rounds/4 {
+		t.Errorf("only %d interfaces were left out", quiet)
+	}
+}
+
+// podLinks returns interfaces such as those of pods, and sometimes a bridge.
+func (g generator) podLinks() []routing.Link {
+	var out []routing.Link
+	for i, name := range some(g, "veth1", "veth2", "veth3", "veth4") {
+		l := routing.Link{Index: 100 + i, Name: name, Type: []string{"veth", "veth", "veth", "device"}[g.Intn(4)], Up: g.coin(), MAC: fmt.Sprintf("02:00:00:00:00:%02x", g.Intn(8))}
+		l.Master = []string{"", "", "cni0"}[g.Intn(3)]
+		for _, a := range some(g, "fe80::1/64", "169.254.1.1/32", "198.51.100.7/24") {
+			if g.Intn(3) == 0 {
+				l.Addresses = append(l.Addresses, routing.Address{Prefix: netip.MustParsePrefix(a), Global: g.coin()})
+			}
+		}
+		out = append(out, l)
+	}
+	if g.coin() {
+		out = append(out, routing.Link{Index: 109, Name: "cni0", Type: "bridge", Up: true, Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("10.244.0.1/24"), Global: true}}})
+	}
+	return out
+}

@@ -128,7 +128,7 @@ func (r *Reconciler) planNode() bool {
 	}
 	in.stale, in.warnings, in.Uses = false, nil, r.uses
 	// Computing the plan takes most of the time of a pod's start, which rarely changes it.
-	planned := plan.Audible(r.cfg, &in.Node)
+	planned := plan.Relevant(r.cfg, &in.Node)
 	if reflect.DeepEqual(planned, r.planned) {
 		return false
 	}

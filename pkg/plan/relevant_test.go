@@ -13,9 +13,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// The interfaces that Audible leaves out do not change the plan of the node, whatever else the
+// The interfaces that Relevant leaves out do not change the plan of the node, whatever else the
 // node has. So two nodes for which it returns the same have the same plan.
-func TestQuietLinksChangeNothing(t *testing.T) {
+func TestIrrelevantLinksChangeNothing(t *testing.T) {
 	quiet := 0
 	property(t, func(t *testing.T, g generator) {
 		cfg, n := g.config(), g.node()
@@ -30,7 +30,7 @@ func TestQuietLinksChangeNothing(t *testing.T) {
 			n.Inventory.Defaults = append(n.Inventory.Defaults, routing.Route{Family: ip.IPv4, Table: routing.TableMain + i, Link: link})
 			n.Inventory.Rules = append(n.Inventory.Rules, routing.Rule{Family: ip.IPv4, Priority: 100 + i, IIf: link, Table: routing.TableMain - 1})
 		}
-		audible := plan.Audible(&cfg, &n)
+		audible := plan.Relevant(&cfg, &n)
 		quiet += len(n.Inventory.Links) - len(audible.Inventory.Links)
 		if all, some := plan.ForNode(&cfg, &n), plan.ForNode(&cfg, &audible); !reflect.DeepEqual(all, some) {
 			t.Errorf("of %+v,\nonly %+v count (-all +some)\n%s", n.Inventory.Links, audible.Inventory.Links, cmp.Diff(all, some, planByValue))

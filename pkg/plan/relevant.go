@@ -6,9 +6,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Audible returns the node without the interfaces that have no effect on ForNode: most of those of
+// Relevant returns the node without the interfaces that have no effect on ForNode: most of those of
 // pods. A pod that starts changes the node, but often not what this returns.
-func Audible(cfg *Config, n *Node) Node {
+func Relevant(cfg *Config, n *Node) Node {
 	out, ports := *n, map[string]bool{} // bridges to which a veth is attached
 	named := namedLinks(cfg, n)
 	out.Inventory.Links = slices.DeleteFunc(slices.Clone(n.Inventory.Links), func(l routing.Link) bool {

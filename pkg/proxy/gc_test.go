@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"math"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"testing"
@@ -54,6 +55,32 @@ func TestCollector(t *testing.T) {
 	c.freeing.Wait()
 	expect("after a short rest", asUsual)
 }
+
+// TestCollectorSparesSmallHeaps: where little is live, the garbage of a comparison with the kernel
+// does not cause a collection each time.
+func TestCollectorSparesSmallHeaps(t *testing.T) {
+	t.Cleanup(func() { debug.SetGCPercent(100); debug.SetMemoryLimit(math.MaxInt64) })
+	debug.SetGCPercent(100)
+	debug.SetMemoryLimit(math.MaxInt64)
+	c := &collector{}
+	c.started()
+	c.restIfDue(c.worked.Add(idleAfter))
+	c.freeing.Wait()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const comparisons, garbage = 4, 1 << 20
+	for range comparisons {
+		for range garbage / 1024 {
+			dropped = make([]byte, 1024)
+		}
+	}
+	if runtime.ReadMemStats(&after); after.NumGC-before.NumGC > 1 {
+		t.Errorf("%d collections for %d comparisons", after.NumGC-before.NumGC, comparisons)
+	}
+	c.work(time.Now())
+}
+
+var dropped []byte
 
 // TestCollectorIsTold: settings of the environment stay.
 func TestCollectorIsTold(t *testing.T) {

@@ -29,7 +29,9 @@ func TestCounted(t *testing.T) {
 	sizes := numbers(t, "BENCH_SIZES")
 	describe(b.results, sizes, nil)
 	b.eachSize(func(t *testing.T, n int) {
-		r := b.begin(t, byRoute, n)
+		s := *byRoute
+		s.args = append(slices.Clone(s.args), "--profiling")
+		r := b.begin(t, &s, n)
 		floors(t, r.Results, n, false)
 		floor, _ := r.Get(Kernel, Floor, n)
 		r.Put(FloorCounted, Floor, n, 1000*floor)
@@ -42,7 +44,8 @@ func TestCounted(t *testing.T) {
 		r.manyEndpoints(20)
 		r.seldom("30s")
 		r.counted(RestartCounted, func() { r.restart() })
-		r.idle(idleTime)
+		r.idle(0) // waits for the first comparison
+		r.profiled(fmt.Sprintf("counted-idle-%d.prof", n), func() { r.idle(idleTime) })
 		r.emptied()
 		r.fullConntrack(5) // last, because the entries stay
 		r.log(Counted...)

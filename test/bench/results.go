@@ -34,7 +34,7 @@ var (
 	OneDisturbed   = Measure{"The same, 99.9th percentile, beside checks and pod churn", "ms", "Of 1,000 changes, while a pod starts and another one ends every second, and the whole state and the rules are compared every 10 s."}
 	PodStart       = Measure{"A pod starts", counted, "Of the whole process, in user space and in the kernel. The loop executes a part of them."}
 	ManyEndpoints  = Measure{"One endpoint changed in a Service of 5,000", counted, "Of 20 changes, one after the other; draining the old endpoint is included."}
-	FullConntrack  = Measure{"A UDP endpoint changed beside 262,144 conntrack entries", counted, "The median of 5 changes. The kernel's search of the table is included, and what the process does in the 2 s after it."}
+	FullConntrack  = Measure{"A UDP endpoint changed beside 262,144 conntrack entries", counted, "The median of 5 changes. The kernel's search of the table is included, and what the process does in the 2 s after it. It has no target here: the search waits for memory, so instructions do not show how long it takes."}
 	ChangeCPU      = Measure{"One change", counted, "Of the changes of the rolling restart, many at once."}
 	StartCounted   = Measure{"Instructions of a cold start", counted, "From the start of the process until everything is programmed, the reading of the objects included. The processor waits for the API server, which is outside of the guest; that is not included."}
 	RestartCounted = Measure{"Instructions of a restart with everything programmed", counted, "From the start of the process until everything is known to be right."}

@@ -148,7 +148,6 @@ func CountedTargets(large int) []Target {
 		{Name: "All virtual servers deleted by another program, 10,000: s until they are back", AtMost: 3, Measured: at(Emptied, 10000).of},
 		{Name: name("One change, %s: million instructions (0.75 ms of an emulated processor)", large), AtMost: 0.75 * emulated, Measured: at(ChangeCPU, large).of},
 		{Name: name("A pod starts on a node with %s VIPs: million instructions, on the loop and beside it (2 ms)", large), AtMost: 2 * native, Measured: at(PodStart, large).of},
-		{Name: "A UDP endpoint changes, 262,144 entries of conntrack: million instructions (20 ms)", AtMost: 20 * native, Measured: at(FullConntrack, large).of},
 		{Name: "One change in a Service of 5,000 endpoints: million instructions (0.5 ms)", AtMost: 0.5 * native, Measured: at(ManyEndpoints, large).of},
 		{Name: name("Memory of a Service with two endpoints, %s: kB", large), AtMost: 1.2, Measured: memoryOfOne(large)},
 		{Name: name("Most memory during the start, in that after it, %s", large), AtMost: 1.3, Measured: ratio(at(PeakMemory, large), at(Memory, large))},

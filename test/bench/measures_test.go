@@ -411,7 +411,10 @@ func (r *run) idle(duration time.Duration) tally {
 	idle := 100 * used.Seconds() / duration.Seconds()
 	r.put(Idle, idle)
 	if check, measured := r.Get(Check, r.subject.name, r.n); measured {
-		checked := idle + 100*check/checkPeriod(r.n, r.reading).Seconds()
+		checked := idle
+		if period := checkPeriod(r.n, r.reading); period > duration { // otherwise the comparisons took place
+			checked += 100 * check / period.Seconds()
+		}
 		r.put(IdleChecked, checked)
 		r.count(IdleCounted, 10*checked) // 1 % of 1,000 million
 	} else if r.subject.peer {

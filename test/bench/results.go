@@ -41,7 +41,7 @@ var (
 	FloorCounted   = Measure{"Raw floor", counted, "A small program that does nothing but send the messages: real and virtual servers, members of two sets, VIPs as local routes."}
 	KernelCounted  = Measure{"Instructions of the kernel part of a cold start", counted, "From the first real server that is written, except those of DNS and of the API server, until everything is programmed."}
 	CheckCounted   = Measure{"Instructions of a comparison of everything", counted, "Of the kernel with the plan, beside the loop; all that the process does until it is at rest."}
-	IdleCounted    = Measure{"Idle with all checks", counted + " a second", "The comparisons of everything are included in proportion, as below."}
+	IdleCounted    = Measure{"Idle with all checks", counted + " a second", "Comparisons of everything are included: those that took place, or the share of one if there was none."}
 	Emptied        = Measure{"All virtual servers deleted by another program: back after", "s", "From the deletion until the last real server is written."}
 	APIWrite       = Measure{"Of that, the request to the API server, median", "ms", "Until it is answered. The watch may deliver before."}
 	FirstDNS       = Measure{"DNS in the kernel", "s", "From the start of the process until the endpoint of kube-system's DNS is written."}
@@ -53,7 +53,7 @@ var (
 	Rolling        = Measure{"Rolling restart of 500 pods: writes to the kernel", "messages", "The least is 1,500: add the new real server, drain the old one, delete it."}
 	Restart        = Measure{"Restart with everything programmed", "s", "From the start of the process until everything is known to be right."}
 	Rewrites       = Measure{"Restart with everything programmed: writes to the kernel", "messages", ""}
-	IdleChecked    = Measure{"Idle with all checks: processor time", "% of a core", "What follows, and the share of a comparison of everything. With 30 s between two comparisons, everything is compared every 30 s with up to 666 Services of these, every 8 minutes with 10,000, every 20 minutes with 13,000 or more; less often if reading the kernel is slow."}
+	IdleChecked    = Measure{"Idle with all checks: processor time", "% of a core", "What follows, and the share of a comparison of everything, if there was none meanwhile. With 30 s between two comparisons, everything is compared every 30 s with up to 666 Services of these, every 8 minutes with 10,000, every 20 minutes with 13,000 or more; less often if reading the kernel is slow."}
 	Idle           = Measure{"Idle: processor time", "% of a core", "With what is looked at every second and every 30 s."}
 	IdleWork       = Measure{"Idle: programs run and writes to the kernel", "", "In the same time."}
 	Check          = Measure{"A comparison of everything: processor time", "s", "Of the kernel with the plan, beside the loop; all that the process does until it is at rest."}

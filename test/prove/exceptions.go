@@ -16,7 +16,7 @@ import (
 
 // Exception is a known disagreement with its reason.
 type Exception struct {
-	Check  string // classes, foreign, updates, histories or necessity
+	Check  string // classes, foreign, random, updates, histories or necessity
 	What   string // the connections, or the part of a rule or set, in words
 	Match  string // a regular expression for the failure's text
 	Reason string

@@ -31,7 +31,7 @@ func choose(facts *Facts, family ip.Family, list []service.Endpoint) chosen {
 	ready := make(positions, 0, len(c.all))
 	for i := range c.all {
 		e, at := &c.all[i], uint32(i)
-		here := e.Node != "" && e.Node == facts.NodeName
+		here := facts.onNode(e)
 		if here {
 			c.here = append(c.here, at)
 		}
@@ -52,7 +52,7 @@ func choose(facts *Facts, family ip.Family, list []service.Endpoint) chosen {
 		c.cluster = c.draining
 	}
 	if len(c.local) == 0 {
-		c.local = c.pick(c.draining, func(e *service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName })
+		c.local = c.pick(c.draining, facts.onNode)
 	}
 	if len(c.cluster) == 0 {
 		c.unreachable = nil
@@ -94,6 +94,9 @@ func familyOf(list []service.Endpoint, family ip.Family) []service.Endpoint {
 	}
 	return list[first6:]
 }
+
+// onNode reports whether an endpoint is on this node.
+func (f *Facts) onNode(e *service.Endpoint) bool { return e.Node != "" && e.Node == f.NodeName }
 
 // notServing reports whether an endpoint is neither ready nor serving, and is on a known node,
 // which may be unreachable.

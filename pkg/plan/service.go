@@ -406,8 +406,8 @@ func (b *serviceBuilder) addHairpin(p *service.Port, eps chosen) {
 func (b *serviceBuilder) readyHere() int {
 	here := map[ip.Family]map[netip.Addr]struct{}{ip.IPv4: {}, ip.IPv6: {}}
 	for _, p := range b.service.Ports {
-		for _, e := range p.Endpoints {
-			if e.Ready && b.onNode(e) {
+		for i := range p.Endpoints {
+			if e := &p.Endpoints[i]; e.Ready && b.facts.onNode(e) {
 				here[ip.Of(e.Addr.Addr())][e.Addr.Addr()] = struct{}{}
 			}
 		}
@@ -425,10 +425,6 @@ func (b *serviceBuilder) addHealthCheck() {
 		check.Restricted, check.Addresses = true, b.facts.NodePorts
 	}
 	b.plan.HealthCheck = check
-}
-
-func (b *serviceBuilder) onNode(e service.Endpoint) bool {
-	return e.Node != "" && e.Node == b.facts.NodeName
 }
 
 func (b *serviceBuilder) addHealthCheckPort(family ip.Family) {

@@ -114,7 +114,7 @@ func markConflicts(cfg *Config, plan *NodePlan, marks []nat.MarkUse) []string {
 // valueWarnings finds interfaces that reply routing does not bind because the values of --reply-mark
 // conflict with marks of other programs.
 func valueWarnings(cfg *Config, n *Node, family ip.Family) []string {
-	if cfg.SNAT.Mode != SNATAuto && cfg.SNAT.Mode != SNATFWMark || !hasConflictingValue(cfg, n, family) {
+	if cfg.SNAT.Mode != SNATAuto && cfg.SNAT.Mode != SNATFWMark {
 		return nil
 	}
 	paths, found := PathsOf(cfg, n, family), enis(cfg, n, family)
@@ -129,7 +129,7 @@ func valueWarnings(cfg *Config, n *Node, family ip.Family) []string {
 			unbound = append(unbound, b.Link)
 		}
 	}
-	if len(unbound) == 0 {
+	if len(unbound) == 0 || !hasConflictingValue(cfg, n, family) {
 		return nil
 	}
 	return []string{fmt.Sprintf("%s Service traffic by %s is left to the kernel: marks of other programs conflict with the values of --reply-mark; choose other bits", family, strings.Join(unbound, ", "))}

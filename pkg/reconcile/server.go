@@ -40,9 +40,9 @@ func sameDest(a, b *endpoint) bool { return a.Addr == b.Addr && a.Port == b.Port
 
 // precedes orders endpoints by address and port. When two lists are compared, nearly all pairs are
 // equal, so that is what it checks first.
-func precedes(a, b *endpoint) bool { return !sameDest(a, b) && less(a, b) }
-
-func less(a, b *endpoint) bool { return compareDest(a.Addr, a.Port, b.Dest()) < 0 }
+func precedes(a, b *endpoint) bool {
+	return !sameDest(a, b) && compareDest(a.Addr, a.Port, b.Dest()) < 0
+}
 
 // sameRealServer reports whether two endpoints have the same settings as real servers.
 func sameRealServer(a, b *endpoint) bool {

@@ -15,7 +15,7 @@ func Relevant(cfg *Config, n *Node) Node {
 		if l.Type != "veth" || named[l.Name] || named[l.MAC] || slices.ContainsFunc(l.Addresses, counts) {
 			return false
 		}
-		// Of a bridge counts whether there is a veth, and whether there are only veths.
+		// The plan depends on whether a bridge has a veth, and whether all its ports are veths.
 		further := l.Master == "" || ports[l.Master]
 		ports[l.Master] = true
 		return further

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// The interfaces that Relevant leaves out do not change the plan of the node, whatever else the
-// node has. So two nodes for which it returns the same have the same plan.
+// ForNode returns the same plan for a node and for what Relevant returns of it. So a node needs no new
+// plan while Relevant returns the same.
 func TestIrrelevantLinksChangeNothing(t *testing.T) {
 	quiet := 0
 	property(t, func(t *testing.T, g generator) {

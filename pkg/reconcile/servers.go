@@ -144,9 +144,9 @@ func (f *flush) applyServers(changes []ipvs.Change, later ...ipvs.Change) {
 	f.addFlows(changes)
 }
 
-// cleanServers makes the changed virtual servers clean that need no further change, of which later
-// has none. Each is compared once, however many of its real servers changed: that takes time for
-// each real server.
+// cleanServers makes changed virtual servers clean if they are up to date. It skips those that later
+// changes too. Comparing a virtual server takes time for each real server, so each is compared once,
+// however many of its real servers changed.
 func (f *flush) cleanServers(changes, later []ipvs.Change) {
 	seen := map[ipvs.Key]bool{}
 	for _, c := range later {

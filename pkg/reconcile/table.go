@@ -245,8 +245,8 @@ func (t *table[K, W, C]) retry(due map[types.NamespacedName]bool) {
 	}
 }
 
-// put sets the value that an owner wants under a key. Members and VIPs, which owners share,
-// all have precedence 0.
+// put sets the value that an owner wants under a key. All members, which owners share, have
+// precedence 0.
 func (t *table[K, W, C]) put(r *record[K, W, C], owner *Owner, precedence plan.Precedence, value W) {
 	put, had, before := want[W]{owner, precedence, value}, r.wanted(), r.precedence
 	switch {

@@ -119,7 +119,8 @@ func (p *Parsed) With(endpointSlices []*Slice) (Service, error) {
 	return p.In(&Scratch{}, endpointSlices)
 }
 
-// In is With in the memory of scratch.
+// In returns the same as With. The endpoints are in the memory of scratch, and valid until its next
+// use.
 func (p *Parsed) In(scratch *Scratch, endpointSlices []*Slice) (Service, error) {
 	var f fields
 	if p.rest != nil {

@@ -31,8 +31,8 @@ type run struct {
 
 func (r *run) put(m Measure, value float64) { r.Put(m, r.subject.name, r.n, value) }
 
-// count stores a CPU time in milliseconds as millions of instructions, which it is only where
-// instructions are counted.
+// count stores a CPU time in milliseconds as millions of instructions. It does nothing on a processor
+// that does not count them.
 func (r *run) count(m Measure, value float64) {
 	if r.counting {
 		r.put(m, value)

@@ -17,7 +17,7 @@ type Mutation struct {
 var Mutations = []Mutation{
 	{
 		"terminating endpoints are never used", "endpoints.go",
-		"\t\tc.cluster = draining\n", "\t\tc.cluster = nil\n",
+		"\t\tc.cluster = c.draining\n", "\t\tc.cluster = nil\n",
 	}, {
 		"internalTrafficPolicy is ignored", "service.go",
 		"\t\tendpoints = eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",

@@ -74,7 +74,7 @@ func openKernel(ctx context.Context, cfg *config.Config, unloaded ...string) (*m
 	}
 	m.openLoopback(ctx, &cfg.Plan)
 	if tables, err := nft.NewKubeProxyTables(); err == nil {
-		m.KubeProxy = tables
+		m.KubeProxy, m.Native = tables, nft.MarkReader{}
 	}
 	return &m, nil
 }

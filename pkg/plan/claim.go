@@ -213,7 +213,8 @@ func (c *Config) claimMarkTaken(n *Node, f ip.Family) bool {
 	})
 }
 
-// foreignMark reports whether an iptables or policy rule of another program uses a matching mark.
+// foreignMark reports whether a rule of iptables or nftables, or a policy rule, of another program
+// uses a matching mark.
 func (n *Node) foreignMark(f ip.Family, matches func(mark uint32) bool) bool {
 	return slices.ContainsFunc(n.ForeignMarks[f], matches) || slices.ContainsFunc(n.Inventory.Rules, func(r routing.Rule) bool {
 		return r.Family == f && !r.Own && r.Mask != 0 && matches(r.Mark&r.Mask)

@@ -39,7 +39,7 @@ type Node struct {
 	Services int
 	// UnreachableNodes lists the other nodes that are unreachable; sorted.
 	UnreachableNodes []string
-	// ForeignMarks holds the values of marks that iptables rules of other programs set or match;
+	// ForeignMarks holds the values of marks that rules of other programs set or match;
 	// sorted. Policy rules of other programs are in Inventory.
 	ForeignMarks map[ip.Family][]uint32
 	// Lingering lists addresses that were removed from an interface moments ago. They count as

@@ -7,16 +7,18 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
 // Foreign is the foreign state found in the kernel.
 type Foreign struct {
-	Marks   []nat.MarkUse // rules that match or set marks
+	Marks   []nat.MarkUse // iptables rules that match or set marks
+	Native  []nft.MarkUse // likewise in nftables
 	Sysctls sysctl.State  // of NodePlan's Sysctls and Watched, as far as they could be read
 	Rules   map[ip.Family]nat.State
-	Unseen  []string // a sentence for each place where rules of kube-proxy may exist but cannot be read
+	Unseen  []string // a sentence for each place where rules of kube-proxy or other programs may exist but cannot be read
 }
 
 // Warnings returns a sentence for everything on this node that cannot work or conflicts
@@ -24,7 +26,7 @@ type Foreign struct {
 // sentences.
 func Warnings(cfg *Config, n *Node, plan *NodePlan, foreign Foreign) []string {
 	out := ruleConflicts(cfg, n, plan)
-	out = append(out, markConflicts(cfg, plan, foreign.Marks)...)
+	out = append(out, markConflicts(cfg, plan, foreign)...)
 	out = append(out, bridgeWarnings(cfg, n)...)
 	out = append(out, clientPortWarnings(cfg, n)...)
 	if cfg.MissingScheduler != "" {
@@ -102,11 +104,14 @@ func ruleConflicts(cfg *Config, n *Node, plan *NodePlan) []string {
 	return out
 }
 
-// markConflicts finds foreign iptables rules that match or set our bits.
-func markConflicts(cfg *Config, plan *NodePlan, marks []nat.MarkUse) []string {
+// markConflicts finds foreign rules that match or set our bits.
+func markConflicts(cfg *Config, plan *NodePlan, foreign Foreign) []string {
 	var out []string
-	for _, m := range marks {
+	for _, m := range foreign.Marks {
 		out = append(out, bitConflicts(cfg, plan, fmt.Sprintf("the rule \"%s\" in %s", m.Rule, m.Chain), m.Bits)...)
+	}
+	for _, m := range foreign.Native {
+		out = append(out, bitConflicts(cfg, plan, fmt.Sprintf("the rule \"%s\" in the nftables chain %s", m.Rule, m.Chain), m.Bits)...)
 	}
 	return out
 }

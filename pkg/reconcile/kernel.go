@@ -66,6 +66,12 @@ type KubeProxy interface {
 	Apply([]nft.KubeProxyChange) []nft.KubeProxyFailure
 }
 
+// NativeMarks is what this package uses of package nft for marks in nftables rules of other
+// programs.
+type NativeMarks interface {
+	Observe() ([]nft.MarkUse, error)
+}
+
 // Conntrack is what this package uses of package conntrack.
 type Conntrack interface {
 	Delete([]conntrack.Match) (int, error)
@@ -78,9 +84,10 @@ type Kernel struct {
 	NAT       map[ip.Family]NAT
 	Routing   Routing
 	Sysctl    Sysctl
-	Conntrack Conntrack // nil without nf_conntrack_netlink: entries of removed endpoints expire
-	Loopback  Loopback  // nil without nft
-	KubeProxy KubeProxy // likewise
+	Conntrack Conntrack   // nil without nf_conntrack_netlink: entries of removed endpoints expire
+	Loopback  Loopback    // nil without nft
+	KubeProxy KubeProxy   // likewise
+	Native    NativeMarks // likewise
 	Leftovers Leftovers
 
 	meter  Meter                                // nil: see Metered

@@ -70,7 +70,7 @@ func (ns *nodeSections) leftoverSections(pick func(ip.Family, nat.State) nat.Sta
 	return sections
 }
 
-// unseen describes where leftovers may be that cannot be read.
+// unseen describes where leftovers, or rules of other programs, may be that cannot be read.
 func (ns *nodeSections) unseen() []string {
 	var out []string
 	if ns.kernel.Leftovers.Unseen {
@@ -83,6 +83,9 @@ func (ns *nodeSections) unseen() []string {
 	}
 	if ns.kubeProxyErr != nil {
 		out = append(out, fmt.Sprintf("cannot read nftables, where kube-proxy may have left tables: %v", ns.kubeProxyErr))
+	}
+	if ns.nativeErr != nil {
+		out = append(out, fmt.Sprintf("cannot read nftables rules of other programs, which may use marks of kube-ipvs: %v", ns.nativeErr))
 	}
 	return out
 }

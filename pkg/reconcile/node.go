@@ -32,7 +32,9 @@ type nodeSections struct {
 	kubeProxyErr  error                      // why kube-proxy's nftables tables could not be read last
 	sectionWrites int                        // number of writes that changed the cached state
 	staleRoutes   map[routing.Route]struct{} // routes of an earlier configuration
-	markUses      []nat.MarkUse              // rules of other programs that use marks
+	markUses      []nat.MarkUse              // iptables rules of other programs that use marks
+	nativeMarks   []nft.MarkUse              // likewise in nftables
+	nativeErr     error                      // why nativeMarks could not be read last
 	seen          map[ip.Family]nat.State    // the rules as last observed
 }
 
@@ -146,7 +148,7 @@ func (r *Reconciler) planNode() bool {
 // plan.Warnings does.
 func (ns *nodeSections) nodeWarnings() []string {
 	if in := &ns.input; in.known && in.warnings == nil {
-		foreign := plan.Foreign{Marks: ns.markUses, Sysctls: ns.cached.sysctls, Rules: ns.seen, Unseen: ns.unseen()}
+		foreign := plan.Foreign{Marks: ns.markUses, Native: ns.nativeMarks, Sysctls: ns.cached.sysctls, Rules: ns.seen, Unseen: ns.unseen()}
 		in.warnings = append([]string{}, plan.Warnings(ns.cfg, &in.Node, &ns.node.NodePlan, foreign)...)
 	}
 	return ns.input.warnings

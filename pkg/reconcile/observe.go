@@ -49,6 +49,8 @@ type observation struct {
 	loopback     nft.Loopback
 	kubeProxy    nft.KubeProxy
 	kubeProxyErr error // why kubeProxy is unknown
+	native       []nft.MarkUse
+	nativeErr    error // why native is unknown
 	leftovers    leftovers
 
 	ownedRoutes // from routing
@@ -86,8 +88,9 @@ type reader struct {
 
 // observe reads all parts of the kernel concurrently, because some wait for a program. If
 // any part cannot be read it fails: a failed read must never be taken for empty state. There are
-// two exceptions. An unreadable sysctl is written, and the write reports the error. Unreadable
-// leftovers of kube-proxy are recorded (leftovers.unread, kubeProxyErr) and left unchanged.
+// three exceptions. An unreadable sysctl is written, and the write reports the error. Unreadable
+// leftovers of kube-proxy are recorded (leftovers.unread, kubeProxyErr) and left unchanged. Of
+// unreadable nftables rules of other programs, those read before stay known (nativeErr).
 func (r reader) observe() (*observation, error) {
 	o := observation{extent: r.extent, writes: r.writes, nat: map[ip.Family]nat.State{}}
 	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}
@@ -131,6 +134,9 @@ func (r reader) rulesReads(o *observation) []func() error {
 	}
 	if k := r.kernel.KubeProxy; k != nil {
 		reads = append(reads, func() error { o.kubeProxy, o.kubeProxyErr = k.Observe(); return nil })
+	}
+	if k := r.kernel.Native; k != nil {
+		reads = append(reads, func() error { o.native, o.nativeErr = k.Observe(); return nil })
 	}
 	return reads
 }

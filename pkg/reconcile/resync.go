@@ -85,14 +85,24 @@ func (ns *nodeSections) takeRules(o *observation) {
 		ns.markUses = append(ns.markUses, o.nat[family].Marks...)
 		ns.refusedDemands(o.nat[family].Omitted)
 	}
+	if ns.nativeErr = o.nativeErr; o.nativeErr == nil {
+		ns.nativeMarks = o.native
+	}
 	ns.setForeignMarks()
 }
 
-// setForeignMarks updates the node's ForeignMarks from markUses.
+// setForeignMarks updates the node's ForeignMarks from markUses and nativeMarks.
 func (ns *nodeSections) setForeignMarks() {
 	marks := map[ip.Family][]uint32{}
 	for _, u := range ns.markUses {
 		marks[u.Chain.Family] = append(marks[u.Chain.Family], u.Values()...)
+	}
+	for _, u := range ns.nativeMarks {
+		for _, family := range ns.cfg.Families {
+			if u.Affects(family) {
+				marks[family] = append(marks[family], u.Values...)
+			}
+		}
 	}
 	for family, values := range marks {
 		slices.Sort(values)

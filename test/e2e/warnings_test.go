@@ -5,6 +5,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
@@ -71,6 +72,23 @@ func TestENIWarnings(t *testing.T) {
 	if answer := c.Pod.DialWithin(time.Second, lab.TCP, c.VIP); answer.Outcome() != lab.TimedOut {
 		t.Errorf("the pod, whose replies are dropped: %s", answer)
 	}
+}
+
+// TestENINativeMark has a program that marks a pod's packets in nftables, as traffic shaping does,
+// with the first value of --reply-mark. Packets that are for no Service keep their path, and so do
+// those of Services.
+func TestENINativeMark(t *testing.T) {
+	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true})
+	endpoint := netip.MustParseAddrPort(c.Endpoints[0])
+	c.Node.Feed(fmt.Sprintf("table inet shaping {\nchain before {\ntype filter hook prerouting priority -140\nip daddr %s meta mark set 0x20\n}\n}\n", endpoint.Addr()), "nft", "-f", "-")
+	programENI(t, c)
+	if answer := c.Pod.Dial(lab.TCP, endpoint.String()); answer.Err != nil {
+		t.Errorf("the pod to an endpoint, without a Service: %s\n%s", answer, c.Node.Exec("ip", "rule"))
+	}
+	if n := c.Eth0.Spoofed() + c.Eth1.Spoofed(); n != 0 {
+		t.Errorf("the fabric dropped %d packets for their source", n)
+	}
+	checkENI(t, c, eniPath{"eth0", c.NodeAddress})
 }
 
 // TestScenario3WithoutBridgeNetfilter is scenario 3 with a proxy that cannot enable

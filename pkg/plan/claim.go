@@ -145,11 +145,21 @@ func addClaimRules(plan *NodePlan, cfg *Config, n *Node, family ip.Family) {
 		})
 	}
 	if cfg.routesDevicePorts(n, family) {
-		mask := cfg.sharedVIPMask()
+		mask := cfg.skipLocalMask()
 		plan.Rules = append(plan.Rules,
 			routing.Rule{Family: family, Action: routing.SkipLocal, Mark: cfg.VIPs.Mark, Mask: mask},
 			routing.Rule{Family: family, Action: routing.SkipLocal, IIf: "lo", Mark: cfg.deviceMark(), Mask: mask})
 	}
+}
+
+// ciliumMagic are the bits of Cilium's marks that say what such a mark is: 0xf00 for the identity of a
+// pod, whose other bits are arbitrary. Cilium's programs in the kernel set these marks; no rule shows
+// them.
+const ciliumMagic = 0xf00
+
+// skipLocalMask returns the mask with which packets skip table local.
+func (c *Config) skipLocalMask() uint32 {
+	return c.sharedVIPMask() | ciliumMagic&^(c.MasqueradeMark|c.SNAT.Mark)
 }
 
 // addSharedSysctls makes the reverse-path check of outer interfaces use the mark.

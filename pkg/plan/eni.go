@@ -17,6 +17,9 @@ type ENI struct {
 	Table   int            // the first table that routes there
 	Sources []netip.Prefix // sources that the rules select; sorted
 	SNAT    netip.Addr     // SNAT source; invalid if not known
+	// Masquerades is whether the kernel chooses the source, because the interface has addresses of
+	// several networks. SNAT is one of them.
+	Masquerades bool
 }
 
 // enis returns the ENIs of one family, sorted by name.
@@ -32,6 +35,7 @@ func enis(cfg *Config, n *Node, family ip.Family) []ENI {
 			continue
 		}
 		e := ENI{Link: r.Link, Table: r.Table, Sources: sources, SNAT: snatSource(cfg, n, r)}
+		e.Masquerades = !addressFor(cfg.SNAT.Sources, inv, r.Link, family).IsValid() && hasOtherNetwork(inv, r.Link, e.SNAT)
 		if at := slices.IndexFunc(out, func(o ENI) bool { return o.Link == r.Link }); at >= 0 {
 			out[at].merge(e)
 			continue
@@ -49,7 +53,7 @@ func (e *ENI) merge(o ENI) {
 	slices.SortFunc(e.Sources, comparePrefixes)
 	e.Sources = slices.Compact(e.Sources)
 	if !e.SNAT.IsValid() {
-		e.SNAT = o.SNAT
+		e.SNAT, e.Masquerades = o.SNAT, o.Masquerades
 	}
 }
 
@@ -160,13 +164,34 @@ func linkAddress(inv *routing.Inventory, link string, family ip.Family) netip.Ad
 	return netip.Addr{}
 }
 
+// hasOtherNetwork reports whether an address is one of an interface that has another one, of the same
+// family and of global scope, in another network. Hosts of that network may have no route to the
+// first.
+func hasOtherNetwork(inv *routing.Inventory, link string, a netip.Addr) bool {
+	var of, others []netip.Prefix
+	for _, l := range inv.Links {
+		if l.Name != link {
+			continue
+		}
+		for _, b := range l.Addresses {
+			switch p := b.Prefix; {
+			case p.Addr() == a:
+				of = append(of, p.Masked())
+			case b.Global && !b.Secondary && ip.Of(p.Addr()) == ip.Of(a):
+				others = append(others, p.Masked())
+			}
+		}
+	}
+	return len(of) > 0 && slices.ContainsFunc(others, func(p netip.Prefix) bool { return !p.Overlaps(of[0]) })
+}
+
 func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
 	return slices.ContainsFunc(inv.Links, func(l routing.Link) bool { return l.Name != link && l.HasAddress(a) })
 }
 
 // Paths describes how traffic of one family takes the same path in both directions.
 type Paths struct {
-	// SNAT lists the interfaces that have a SNAT source.
+	// SNAT lists the interfaces whose SNAT source the kernel must not choose.
 	SNAT []ENI
 	// ReplyRouted lists sources whose masqueraded flows are bound to the primary interface
 	// instead, in both directions.
@@ -183,6 +208,12 @@ type Paths struct {
 	// carry BranchMark.
 	Branches   []Branch
 	BranchMark uint32
+	// Direct holds, for interfaces of Bound other than the primary one, the networks that the main
+	// table routes over the interface, and over no other. Their clients need no binding.
+	Direct map[string][]netip.Prefix
+	// ByMain lists such interfaces over which the main table has so many routes that it decides for
+	// all clients.
+	ByMain []string
 	// Strays are the ENIs that must not send packets bound to the primary interface.
 	Strays []Stray
 	// Modes lists the mode of each ENI's pods.
@@ -219,7 +250,9 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 		mode := e.mode(cfg)
 		switch mode {
 		case SNATSource:
-			p.SNAT = append(p.SNAT, e)
+			if !e.Masquerades {
+				p.SNAT = append(p.SNAT, e)
+			}
 		case SNATFWMark:
 			p.ReplyRouted = append(p.ReplyRouted, e.Sources...)
 		}
@@ -234,6 +267,7 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 		if mark, free := branchMark(cfg, n, family, p.Bound); free {
 			p.Branches, p.BranchMark = pods, mark
 		}
+		p.Direct, p.ByMain = directOnly(&n.Inventory, family, p.Bound)
 		p.Strays = strays(cfg, n, family, p.Bound, found)
 		p.Diverted = diverted(cfg, n, family)
 	}
@@ -250,13 +284,15 @@ func withGateways(found []ENI, more []Gateway) []ENI {
 }
 
 // Diverted lists the addresses whose packets policy rules of other programs route by another
-// table than main, behind our rules. If All, other packets may be as well.
+// interface than the primary one, behind our rules. If All, other packets may be as well.
 type Diverted struct {
 	Sources []netip.Prefix
 	All     bool
 }
 
-// diverted examines the policy rules behind ours, except those for other input interfaces.
+// diverted examines the policy rules behind ours, except those for other input interfaces, and those
+// whose table has no default route by another interface than the primary one: what they decide for
+// single networks, such as a VPN's, stays as it is without us.
 func diverted(cfg *Config, n *Node, family ip.Family) Diverted {
 	var d Diverted
 	for _, r := range n.Inventory.Rules {
@@ -264,6 +300,7 @@ func diverted(cfg *Config, n *Node, family ip.Family) Diverted {
 		case r.Family != family || r.Own || r.Priority <= cfg.SNAT.Priority:
 		case r.IIf != "" && r.IIf != "lo" && r.IIf != primaryLink(&n.Inventory, family):
 		case !r.Other && r.Action == routing.Lookup && slices.Contains([]int{routing.TableMain, routing.TableLocal, routing.TableDefault}, r.Table):
+		case !r.Other && r.Action == routing.Lookup && !leadsElsewhere(&n.Inventory, family, r.Table):
 		case r.Invert || !r.From.IsValid() || r.From.Bits() == 0:
 			d.All = true
 		default:
@@ -273,4 +310,11 @@ func diverted(cfg *Config, n *Node, family ip.Family) Diverted {
 	slices.SortFunc(d.Sources, comparePrefixes)
 	d.Sources = slices.Compact(d.Sources)
 	return d
+}
+
+// leadsElsewhere reports whether a table has a default route by another interface than the primary one.
+func leadsElsewhere(inv *routing.Inventory, family ip.Family, table int) bool {
+	return slices.ContainsFunc(inv.Defaults, func(d routing.Route) bool {
+		return d.Family == family && d.Table == table && d.Link != primaryLink(inv, family)
+	})
 }

@@ -125,6 +125,7 @@ func (r *ruleset) enterRules() []nat.Rule {
 	var rules []nat.Rule
 	for i, b := range r.paths.Bound {
 		switch {
+		case slices.Contains(r.paths.ByMain, b.Link):
 		case i > 0 || r.paths.Diverted.All:
 			rules = append(rules, rule(replyComment, "-i "+b.Link, "KUBE-IPVS-UPLINK"))
 		case len(r.paths.Diverted.Sources) > 0:
@@ -138,8 +139,11 @@ func (r *ruleset) enterRules() []nat.Rule {
 
 // uplinkChains writes the chains of these flows. The packet is marked with the interface
 // before it is routed. Without the mark, the strict reverse-path check of an ENI would drop
-// it, because the route back to the client would be looked up in the main table:
+// it, because the route back to the client would be looked up in the main table. If that table has
+// a route to the client over the same interface, it is the one to use: the table of the ENI may have
+// only a default route, and the gateway would see one direction of the connection:
 //
+//	nat -A KUBE-IPVS-UPLINK -s 10.13.0.0/24 -i eth1 -j RETURN     (each such route)
 //	nat -A KUBE-IPVS-UPLINK -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
 //	nat -A KUBE-IPVS-ENTRY -i eth0 -j MARK --set-xmark 0x20/0x3060
 //	nat -A KUBE-IPVS-ENTRY -i eth1 -j MARK --set-xmark 0x40/0x3060
@@ -147,6 +151,9 @@ func (r *ruleset) enterRules() []nat.Rule {
 func (r *ruleset) uplinkChains() {
 	var uplink, entry []nat.Rule
 	for _, b := range r.paths.Bound {
+		for _, p := range r.paths.Direct[b.Link] {
+			uplink = append(uplink, rule("route of the main table", fmt.Sprintf("-s %s -i %s", p, b.Link), "RETURN"))
+		}
 		entry = append(entry, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
 	}
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts, ClusterIP) {
@@ -238,17 +245,56 @@ func strays(cfg *Config, n *Node, family ip.Family, bound []Binding, found []ENI
 		if !isENI || slices.ContainsFunc(MainDefaults(inv, family), byMain) {
 			continue
 		}
-		s := Stray{Link: b.Link}
-		for _, r := range inv.Direct {
-			if r.Family == family && byMain(r) {
-				s.Direct = append(s.Direct, r.Dst)
-			}
+		if s := (Stray{b.Link, direct(inv, family, b.Link)}); len(s.Direct) <= maxDirect {
+			out = append(out, s)
 		}
-		slices.SortFunc(s.Direct, comparePrefixes)
-		s.Direct = slices.Compact(s.Direct)
-		out = append(out, s)
 	}
 	return out
+}
+
+// maxDirect limits the rules for networks that the main table routes over an interface. A node
+// that learns routes from a routing protocol may have hundreds of thousands.
+const maxDirect = 100
+
+// direct returns the networks that the main table routes over an interface, apart from its default
+// route; sorted.
+func direct(inv *routing.Inventory, family ip.Family, link string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range inv.Direct {
+		if r.Family == family && r.Link == link {
+			out = append(out, r.Dst)
+		}
+	}
+	slices.SortFunc(out, comparePrefixes)
+	return slices.Compact(out)
+}
+
+// directOnly returns the networks that the main table routes over a bound interface and over no
+// other, by interface. It omits networks that overlap with those of other interfaces: the main table
+// may route replies by another interface than that of the request. Instead of too many networks it
+// returns the interface in byMain.
+func directOnly(inv *routing.Inventory, family ip.Family, bound []Binding) (networks map[string][]netip.Prefix, byMain []string) {
+	networks = map[string][]netip.Prefix{}
+	for _, b := range bound[min(1, len(bound)):] {
+		all := direct(inv, family, b.Link)
+		if len(all) > maxDirect {
+			byMain = append(byMain, b.Link)
+			continue
+		}
+		networks[b.Link] = filter(all, func(p netip.Prefix) bool { return !onOtherNetwork(inv, b.Link, p) })
+	}
+	return networks, byMain
+}
+
+// onOtherNetwork reports whether a network overlaps with that of an address of another interface, or
+// with one that the main table routes over another one.
+func onOtherNetwork(inv *routing.Inventory, link string, p netip.Prefix) bool {
+	return slices.ContainsFunc(inv.Direct, func(r routing.Route) bool { return r.Link != link && r.Dst.Overlaps(p) }) ||
+		slices.ContainsFunc(inv.Links, func(l routing.Link) bool {
+			return l.Name != link && l.Up && slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
+				return !a.Prefix.IsSingleIP() && a.Prefix.Overlaps(p)
+			})
+		})
 }
 
 // maySendStrays reports whether a request bound to the primary interface could be routed through

@@ -59,6 +59,9 @@ func TestDiverted(t *testing.T) {
 		change(&r)
 		return r
 	}
+	byDefault := func(table int, link string) routing.Route {
+		return routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: link}
+	}
 	const some, none, all = "{[10.12.192.44/32] false}", "{[] false}", "{[] true}"
 	for name, test := range map[string]struct {
 		rule routing.Rule
@@ -66,6 +69,8 @@ func TestDiverted(t *testing.T) {
 	}{
 		"by source":                {rule(func(*routing.Rule) {}), some},
 		"by source, and more":      {rule(func(r *routing.Rule) { r.To, r.Other = netip.MustParsePrefix("10.0.0.0/8"), true }), some},
+		"to the primary interface": {rule(func(r *routing.Rule) { r.Table = 100 }), none},
+		"to single networks":       {rule(func(r *routing.Rule) { r.From, r.Table = netip.Prefix{}, 52 }), none},
 		"to the main table":        {rule(func(r *routing.Rule) { r.Table = routing.TableMain }), none},
 		"by another interface":     {rule(func(r *routing.Rule) { r.IIf = "veth1" }), none},
 		"by the primary interface": {rule(func(r *routing.Rule) { r.IIf, r.From = "eth0", netip.Prefix{} }), all},
@@ -80,7 +85,7 @@ func TestDiverted(t *testing.T) {
 	} {
 		n := Node{Inventory: routing.Inventory{
 			Rules:    []routing.Rule{test.rule},
-			Defaults: []routing.Route{{Family: ip.IPv4, Table: routing.TableMain, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: "eth0"}},
+			Defaults: []routing.Route{byDefault(routing.TableMain, "eth0"), byDefault(100, "eth0"), byDefault(1003, "eth1")},
 		}}
 		if got := fmt.Sprint(diverted(&Config{SNAT: SNAT{Priority: 480}}, &n, ip.IPv4)); got != test.want {
 			t.Errorf("%s: %s, want %s", name, got, test.want)

@@ -91,6 +91,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 		Rules:    inventoryRules(f.rules),
 		Defaults: slices.Clone(f.inventory.Defaults),
 		Attached: slices.Clone(f.inventory.Attached),
+		Direct:   slices.Clone(f.inventory.Direct),
 		Peers:    slices.Clone(f.inventory.Peers),
 	}
 	for _, r := range f.routes {
@@ -107,7 +108,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 func (f *Fake) SetInventory(inv Inventory) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults), Attached: slices.Clone(inv.Attached), Peers: slices.Clone(inv.Peers)}
+	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults), Attached: slices.Clone(inv.Attached), Direct: slices.Clone(inv.Direct), Peers: slices.Clone(inv.Peers)}
 	f.rules = nil
 	for _, r := range inv.Rules {
 		protocol := uint8(unix.RTPROT_KERNEL)

@@ -47,7 +47,8 @@ func (s *Scenario) clone() *Scenario {
 	}
 	out.Node.Addresses = slices.Clone(out.Node.Addresses)
 	inv := &out.Node.Inventory
-	inv.Links, inv.Rules, inv.Defaults = slices.Clone(inv.Links), slices.Clone(inv.Rules), slices.Clone(inv.Defaults)
+	inv.Links, inv.Rules = slices.Clone(inv.Links), slices.Clone(inv.Rules)
+	inv.Defaults, inv.Direct = slices.Clone(inv.Defaults), slices.Clone(inv.Direct)
 	for i := range inv.Links {
 		inv.Links[i].Addresses = slices.Clone(inv.Links[i].Addresses)
 	}
@@ -187,6 +188,8 @@ var (
 				inv.Defaults = slices.DeleteFunc(inv.Defaults, func(r routing.Route) bool { return r.Link == gone.Link })
 				inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Table == gone.Table })
 				inv.Links = slices.DeleteFunc(inv.Links, func(l routing.Link) bool { return l.Name == gone.Link })
+				over := func(r routing.Route) bool { return r.Link == gone.Link }
+				inv.Direct, s.Routes = slices.DeleteFunc(inv.Direct, over), slices.DeleteFunc(s.Routes, over)
 				return true
 			}
 		}

@@ -172,6 +172,20 @@ func (s *Scenario) Configure(in *Settings) {
 			s.AddNetwork(words)
 		}
 	}
+	s.addDirect()
+}
+
+// addDirect adds what the Inventory keeps of the routes of the main table: those over links that have
+// a default route in another table.
+func (s *Scenario) addDirect() {
+	inv := &s.Node.Inventory
+	for _, r := range s.Routes {
+		if r.Table == routing.TableMain && slices.ContainsFunc(inv.Defaults, func(d routing.Route) bool {
+			return d.Table != routing.TableMain && d.Link == r.Link && d.Family == r.Family
+		}) {
+			inv.Direct = append(inv.Direct, r)
+		}
+	}
 }
 
 func byInterface(texts map[string][]string) map[string][]netip.Addr {

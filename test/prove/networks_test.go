@@ -1,0 +1,79 @@
+//go:build prove
+
+package prove
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// TestRoutesOfTheNode compares with kube-proxy on a node whose second interface has two networks, a
+// route to a third one, and a table with only a default route: which endpoints answer, with which
+// source, and by which route each request and reply leaves. The oracle does not know routes. kube-proxy
+// does not answer all of these connections either.
+func TestRoutesOfTheNode(t *testing.T) {
+	list, err := load("testdata/networks/second-nic.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := NewProduct(list[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := p.Observed(ip.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := KubeProxy(p.scenario, ip.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const web, node, second = "10.13.0.101:80", "10.12.97.49:30080", "10.13.0.5:30080"
+	for _, c := range []struct{ in, from, to string }{
+		{"eth1", "10.13.0.20", web}, {"eth1", "10.50.1.20", web}, {"eth1", "172.31.0.20", web},
+		{"eth1", "10.13.0.20", second}, {"eth1", "10.50.1.20", second},
+		{"eth0", "10.13.0.20", node}, {"eth0", "203.0.113.9", node}, {"eth0", "203.0.113.9", web},
+		{"cni0", "10.42.0.7", web}, {"cni0", "10.42.0.7", node}, {"", "", web}, {"", "", "172.16.0.10:80"},
+	} {
+		q := trace.Question{Protocol: ip.TCP, In: c.in, To: netip.MustParseAddrPort(c.to)}
+		if c.from != "" {
+			q.From = netip.MustParseAddr(c.from)
+		}
+		if got, want := routes(ours, q), routes(peer, q); got != want {
+			t.Errorf("%s by %s to %s\nkube-ipvs:\n%skube-proxy:\n%s", c.from, c.in, c.to, got, want)
+		}
+	}
+}
+
+// routes describes the paths of a connection: a line for each endpoint, with the routes of the packets
+// as they leave the node.
+func routes(n *trace.Node, q trace.Question) string {
+	var e trace.Evaluator
+	x := e.Explain(n, q)
+	lines := []string{}
+	for _, r := range x.RealServers {
+		lines = append(lines, fmt.Sprintf("  %s sees %s, %s: request %s; reply %s\n", r.RealServer, r.SeenSource, r.Verdict, last(r.Request), last(r.Reply)))
+	}
+	slices.Sort(lines)
+	return x.Verdict.String() + "\n" + strings.Join(lines, "")
+}
+
+// last returns the last route that a packet takes, without the policy rule that selects it.
+func last(steps []trace.Step) string {
+	for _, s := range slices.Backward(steps) {
+		if s.Where == "route" {
+			route, _, _ := strings.Cut(s.What, " table ")
+			if strings.HasPrefix(route, "local ") {
+				return "to the node"
+			}
+			return route
+		}
+	}
+	return "none"
+}

@@ -232,6 +232,7 @@ func (discard) Failing(bool, int, int)                     {}
 func (discard) Compared(time.Duration, int)                {}
 func (discard) Held(int, int, int)                         {}
 func (discard) Conflicts(int)                              {}
+func (discard) Serving()                                   {}
 func (discard) Node(bool, bool, bool)                      {}
 func (discard) Changes(int, int)                           {}
 func (discard) Planned(time.Duration)                      {}

@@ -24,7 +24,8 @@ type Counter interface {
 //   - /livez: whether the proxy keeps up with pending work. Without pending work it
 //     succeeds.
 //   - /healthz: also whether load balancers should use the node: not before the first
-//     sync, and not while the Node is being deleted.
+//     sync, unless the kernel serves what an earlier process programmed, and not while
+//     the Node is being deleted.
 //   - /readyz: also whether the kernel has accepted what was programmed. A rollout
 //     stops at a node that is not ready.
 type Server struct {
@@ -35,6 +36,7 @@ type Server struct {
 	mu         sync.Mutex
 	queued     time.Time // since when work is pending; zero: none
 	passed     time.Time
+	serving    bool // a sync ended, or the kernel serves what an earlier process programmed
 	ineligible bool
 	report     Report
 }
@@ -96,12 +98,20 @@ func (s *Server) Idle() {
 	s.queued = time.Time{}
 }
 
+// Serving records that the kernel serves what an earlier process programmed, before the first
+// sync.
+func (s *Server) Serving() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serving = true
+}
+
 // Passed records the end of a sync, even with problems: they are retried, and one
 // Service that cannot be programmed must not make load balancers avoid the node.
 func (s *Server) Passed(took time.Duration, _, _ int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.queued, s.passed = time.Time{}, time.Now()
+	s.queued, s.passed, s.serving = time.Time{}, time.Now(), true
 	s.report.Syncs++
 	s.report.SyncSeconds = took.Seconds()
 }
@@ -153,15 +163,15 @@ func (s *Server) Healthy() bool {
 
 // state is a snapshot of the server's state.
 type state struct {
-	now, passed       time.Time
-	healthy, eligible bool
+	now, passed                time.Time
+	healthy, eligible, serving bool
 }
 
 func (s *Server) current(now time.Time) state {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	late := !s.queued.IsZero() && now.Sub(s.queued) > s.late
-	return state{now: now, passed: s.passed, healthy: !late, eligible: !s.ineligible}
+	return state{now: now, passed: s.passed, healthy: !late, eligible: !s.ineligible, serving: s.serving}
 }
 
 // Handler serves /healthz, /livez and /readyz, the paths of kube-proxy, for load
@@ -199,9 +209,9 @@ func (s state) body(code int) livezBody {
 
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	st := s.current(time.Now())
-	// A node that has not programmed anything yet must get no traffic, even though it
-	// is healthy.
-	code := status(st.healthy && st.eligible && !st.passed.IsZero())
+	// A node on which nothing has been programmed must get no traffic, even though it is
+	// healthy. After a restart the kernel serves: kube-proxy is healthy while it starts.
+	code := status(st.healthy && st.eligible && st.serving)
 	s.counter.Healthz(r.Context(), code)
 	answerJSON(w, code, healthzBody{st.body(code), st.eligible})
 }

@@ -80,6 +80,34 @@ func TestStuck(t *testing.T) {
 	})
 }
 
+// TestRestart: while the kernel serves what an earlier process programmed, load balancers use the
+// node before the first sync, as under kube-proxy, unless the Node is about to be removed or the sync
+// is late. Such a node is not ready.
+func TestRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewServer(syncPeriod, &counts{})
+		wantCodes(t, s, 503, 200)
+		s.Serving()
+		wantCodes(t, s, 200, 200)
+		if code, body := ask(t, s.Handler(), "/readyz"); code != 503 {
+			t.Errorf("/readyz answers %d before the first sync: %v", code, body)
+		}
+		s.Node(true, true, false)
+		wantCodes(t, s, 503, 200)
+		s.Node(true, false, false)
+		time.Sleep(time.Hour) // the API server delivers nothing
+		wantCodes(t, s, 200, 200)
+		s.Queued()
+		time.Sleep(2*syncPeriod + time.Second)
+		wantCodes(t, s, 503, 503)
+		s.Passed(time.Second, 1, 0)
+		wantCodes(t, s, 200, 200)
+		if code, body := ask(t, s.Handler(), "/readyz"); code != 200 {
+			t.Errorf("/readyz answers %d after the first sync: %v", code, body)
+		}
+	})
+}
+
 func TestNode(t *testing.T) {
 	for _, c := range []struct {
 		exists, deleting, excluded bool

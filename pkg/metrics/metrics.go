@@ -198,6 +198,9 @@ func (r *Recorder) Compared(took time.Duration, differences int) {
 	r.driftRepaired.Add(float64(differences))
 }
 
+// Serving is ignored: no metric shows it.
+func (r *Recorder) Serving() {}
+
 // Held records the size of the kernel's state.
 func (r *Recorder) Held(virtualServers, realServers, draining int) {
 	r.virtualServers.Set(float64(virtualServers))

@@ -19,6 +19,13 @@ func (o Observers) Idle() {
 	}
 }
 
+// Serving reports that the kernel serves what an earlier process programmed.
+func (o Observers) Serving() {
+	for _, each := range o {
+		each.Serving()
+	}
+}
+
 // Passed reports the end of a sync.
 func (o Observers) Passed(took time.Duration, services, problems int) {
 	for _, each := range o {

@@ -45,6 +45,7 @@ type HealthChecks interface {
 type Observer interface {
 	Queued()                                             // there is work
 	Idle()                                               // there is none any more, without a pass
+	Serving()                                            // the kernel serves what an earlier process programmed; before the first pass
 	Passed(took time.Duration, services, problems int)   // a pass ended; large Services may be left for the next one
 	Failing(node bool, services, all int)                // whether the node cannot be read or programmed, and how many Services of all cannot be programmed
 	Compared(took time.Duration, differences int)        // a comparison with the kernel ended; it may have covered only a part
@@ -209,13 +210,17 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 // prepare reads the node and the kernel and programs the node's plan while the Services are
 // still being delivered. Writing the plan takes long, because that runs external programs, and
 // does not need the Services. If the kernel has no virtual servers yet, prepare also programs the
-// Services that other programs on the node need to start. It returns false if the kernel
-// cannot be read: state that cannot be read is never assumed to be empty.
+// Services that other programs on the node need to start. Otherwise the kernel serves already:
+// load balancers may use the node meanwhile. prepare returns false if the kernel cannot be read:
+// state that cannot be read is never assumed to be empty.
 func (p *Proxy) prepare(ctx context.Context) bool {
 	virtualServers, err := p.begin(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the node or the kernel, retrying")
 		return false
+	}
+	if virtualServers > 0 {
+		p.Observer.Serving()
 	}
 	problems := p.reconciler.Flush()
 	if virtualServers == 0 {

@@ -58,6 +58,7 @@ type world struct {
 	latencies []time.Duration
 	noLocal   [2]int
 	modes     []plan.InterfaceMode
+	serving   int // calls of Serving
 	cut       atomic.Int64
 	restored  atomic.Int64
 	events    []event.Warning
@@ -109,6 +110,7 @@ func (w *world) Failing(node bool, services, all int) {
 	w.order()
 	w.failing = fmt.Sprintf("node %t, %d of %d Services", node, services, all)
 }
+func (w *world) Serving()              { w.serving++ }
 func (w *world) Held(int, int, int)    {}
 func (w *world) Node(bool, bool, bool) { w.nodes++ }
 func (w *world) Conflicts(n int)       { w.conflicts = n }
@@ -1077,6 +1079,36 @@ func TestHealthCheckFollowsTheKernel(t *testing.T) {
 		order("30333: 2 endpoints", "add real server 10.244.0.3:8000 to TCP 203.0.113.1:80")
 		here("10.244.0.2")
 		order("30333: 1 endpoints", "set weight 0 of real server 10.244.0.3:8000 of TCP 203.0.113.1:80")
+	})
+}
+
+// TestServingAfterARestart checks that a proxy that finds virtual servers reports that the kernel
+// serves, once, before the Services are delivered and after the Node is known. On a new node it does
+// not, although it programs the first Services then.
+func TestServingAfterARestart(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("kubernetes", "10.96.0.1", "10.244.0.2")
+		w.sink.Begun()
+		w.synced()
+		w.sleep(time.Minute)
+		if w.realServers("10.96.0.1") != 1 || w.serving != 0 {
+			t.Errorf("%d real servers, reported %d times that a new node serves", w.realServers("10.96.0.1"), w.serving)
+		}
+		w.restarted(func() {
+			passes := len(w.passes)
+			if w.serving != 0 {
+				t.Error("serves before the Node is known, which may be about to be removed")
+			}
+			w.sink.Begun()
+			w.sleep(time.Minute)
+			if w.serving != 1 || len(w.passes) != passes {
+				t.Errorf("reported %d times that the node serves, after %d passes", w.serving, len(w.passes)-passes)
+			}
+			w.synced()
+			if w.serving != 1 {
+				t.Errorf("reported %d times that the node serves", w.serving)
+			}
+		})
 	})
 }
 

@@ -195,8 +195,14 @@ func (c *cluster) startProxy(i int) {
 
 // hasPassed returns an error until the proxy has completed a sync.
 func hasPassed(node *lab.Node) error {
-	out, err := node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10256/healthz")
-	if err == nil && strings.Contains(out, `"lastUpdated":"0001-`) {
+	return hasPassedAt(node, 10256)
+}
+
+// hasPassedAt is hasPassed for a proxy with another healthz port. /healthz says nothing of the first
+// sync after a restart.
+func hasPassedAt(node *lab.Node, port int) error {
+	out, err := node.TryExec("curl", "-s", "--max-time", "5", fmt.Sprintf("http://127.0.0.1:%d/readyz", port))
+	if err == nil && strings.Contains(out, "the first sync is not finished") {
 		err = fmt.Errorf("not yet: %s", out)
 	}
 	return err

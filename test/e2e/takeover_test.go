@@ -248,13 +248,7 @@ func (c *takeOver) startKubeIPVS(node *lab.BridgeNode) { c.startBuild(node, lab.
 
 // startBuild starts a build of kube-ipvs.
 func (c *takeOver) startBuild(node *lab.BridgeNode, program string, flags ...string) {
-	passed := func(*lab.Process) error {
-		out, err := node.TryExec("curl", "-sf", "--max-time", "5", "http://127.0.0.1:10276/healthz")
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	}
+	passed := func(*lab.Process) error { return hasPassedAt(node.Node, 10276) }
 	c.young[node] = node.StartProgram(passed, program, append([]string{
 		"--hostname-override", node.Name, "--kubeconfig", lab.Kubeconfig(),
 		"--cluster-cidr", podCIDRs, "--ipvs-sync-period", "5s",

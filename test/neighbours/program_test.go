@@ -65,8 +65,9 @@ func (s *side) peerArguments(mode string) []string {
 // programmed returns an error that names missing state. Both programs write the
 // masquerade rules last.
 func (s *side) programmed() error {
-	if out, err := s.Node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10256/healthz"); err != nil || strings.Contains(out, `"lastUpdated":"0001-`) {
-		return fmt.Errorf("not healthy yet: %s", out)
+	// kube-proxy has no /readyz, and answers 404.
+	if out, err := s.Node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10256/readyz"); err != nil || strings.Contains(out, "the first sync is not finished") {
+		return fmt.Errorf("no sync yet: %s", out)
 	}
 	table, err := s.Node.TryExec("ipvsadm", "-Ln")
 	if err != nil {

@@ -112,7 +112,7 @@ func build(svc *corev1.Service) *fields {
 		ExternalIPs:         b.externalIPs(svc),
 		LoadBalancers:       b.loadBalancers(svc),
 		SourceRanges:        b.sourceRanges(svc),
-		ExternalLocal:       svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+		ExternalLocal:       externalLocal(svc),
 		Masquerade:          b.flag(svc, AnnotationMasquerade),
 		InternalLocal:       svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 		Scheduling:          b.scheduling(svc),
@@ -214,15 +214,14 @@ func (b *builder) externalIPs(svc *corev1.Service) []netip.Addr {
 }
 
 // loadBalancers returns the addresses of the load balancer's status whose traffic
-// reaches the node with the address unchanged (ipMode VIP, the default; KEP-1860).
+// reaches the node with the address unchanged (ipMode VIP, the default; KEP-1860). As in
+// kube-proxy, the type of the Service does not matter: the API server clears the status of other
+// types from 1.27.
 func (b *builder) loadBalancers(svc *corev1.Service) []netip.Addr {
-	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
-		return nil
-	}
 	leftToCloud := b.leftToCloud(svc)
 	var vips []netip.Addr
 	for i, in := range svc.Status.LoadBalancer.Ingress {
-		proxied := leftToCloud || in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
+		proxied := leftToCloud || in.IPMode != nil && *in.IPMode != corev1.LoadBalancerIPModeVIP
 		if in.IP != "" && !proxied {
 			vips = b.address(vips, in.IP, func() string { return fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i) })
 		}
@@ -249,7 +248,7 @@ func (b *builder) leftToCloud(svc *corev1.Service) bool {
 // usable it returns one range that matches no real source: the Service must not become
 // open to all.
 func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
-	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || len(svc.Spec.LoadBalancerSourceRanges) == 0 {
+	if len(svc.Spec.LoadBalancerSourceRanges) == 0 {
 		return nil
 	}
 	var out []netip.Prefix
@@ -298,6 +297,14 @@ func parseSloppyPrefix(s string) netip.Prefix {
 	a, _ := netip.AddrFromSlice(n.IP)
 	bits, _ := n.Mask.Size()
 	return netip.PrefixFrom(a, bits)
+}
+
+// externalLocal reports whether externalTrafficPolicy is Local and, as in kube-proxy, counts: the
+// Service is reachable externally by its type or by external IPs. The API server rejects the field for
+// others.
+func externalLocal(svc *corev1.Service) bool {
+	byType := svc.Spec.Type == corev1.ServiceTypeLoadBalancer || svc.Spec.Type == corev1.ServiceTypeNodePort
+	return (byType || len(svc.Spec.ExternalIPs) > 0) && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
 func (b *builder) affinity(svc *corev1.Service) uint32 {

@@ -337,28 +337,54 @@ func TestAddresses(t *testing.T) {
 	})
 }
 
-// Load balancer fields count only for Services of that type: a status may remain when the
-// type changes.
-func TestOnlyLoadBalancers(t *testing.T) {
+// TestTypes: as in kube-proxy, the status and the source ranges count for Services of every type. API
+// servers before 1.27 keep the status of a load balancer that became another type, and that which a
+// controller writes. The traffic policy counts for Services that are reachable externally by their type,
+// and the health check node port for load balancers.
+func TestTypes(t *testing.T) {
 	set := func(s *corev1.Service) {
 		s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8"}
 		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 		s.Spec.HealthCheckNodePort = 32000
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.5"}}
 	}
-	s := mustBuild(t, newService(set))
-	if len(s.LoadBalancers) > 0 || s.SourceRanges != nil || s.HealthCheckNodePort != 0 {
-		t.Errorf("a ClusterIP Service has %v, %v, %d", s.LoadBalancers, s.SourceRanges, s.HealthCheckNodePort)
+	externalIP := func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.7"} }
+	for _, tc := range []struct {
+		name       string
+		change     func(*corev1.Service)
+		local      bool
+		healthPort uint16
+	}{
+		{"load balancer", loadBalancer, true, 32000},
+		{"load balancer, Cluster", func(s *corev1.Service) {
+			loadBalancer(s)
+			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+		}, false, 0},
+		{"node port", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort }, true, 0},
+		{"cluster IP", func(*corev1.Service) {}, false, 0},
+		{"external IP", externalIP, true, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := mustBuild(t, newService(set, tc.change))
+			if len(s.LoadBalancers) != 1 || len(s.SourceRanges) != 1 {
+				t.Errorf("load balancers %v, source ranges %v, want one of each", s.LoadBalancers, s.SourceRanges)
+			}
+			if s.ExternalLocal != tc.local || s.HealthCheckNodePort != tc.healthPort {
+				t.Errorf("local %t, health check port %d, want %t, %d", s.ExternalLocal, s.HealthCheckNodePort, tc.local, tc.healthPort)
+			}
+		})
 	}
-	s = mustBuild(t, newService(loadBalancer, set))
-	if len(s.LoadBalancers) != 1 || len(s.SourceRanges) != 1 || s.HealthCheckNodePort != 32000 {
-		t.Errorf("a load balancer has %v, %v, %d", s.LoadBalancers, s.SourceRanges, s.HealthCheckNodePort)
-	}
-	s = mustBuild(t, newService(loadBalancer, set, func(s *corev1.Service) {
-		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
-	}))
-	if s.HealthCheckNodePort != 0 || s.ExternalLocal {
-		t.Errorf("externalTrafficPolicy Cluster has health check port %d, local %t", s.HealthCheckNodePort, s.ExternalLocal)
+}
+
+// TestIPMode: as in kube-proxy, only IPs of ipMode VIP, which is the default, are served.
+func TestIPMode(t *testing.T) {
+	for mode, served := range map[corev1.LoadBalancerIPMode]int{corev1.LoadBalancerIPModeVIP: 1, corev1.LoadBalancerIPModeProxy: 0, "Other": 0} {
+		s := mustBuild(t, newService(loadBalancer, func(s *corev1.Service) {
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.5", IPMode: ptr(mode)}}
+		}))
+		if len(s.LoadBalancers) != served {
+			t.Errorf("ipMode %s: serves %v, want %d", mode, s.LoadBalancers, served)
+		}
 	}
 }
 
@@ -458,7 +484,7 @@ func timeout(seconds int32) *corev1.SessionAffinityConfig {
 
 func TestTrafficPolicies(t *testing.T) {
 	for _, local := range []bool{false, true} {
-		s := mustBuild(t, newService(func(s *corev1.Service) {
+		s := mustBuild(t, newService(loadBalancer, func(s *corev1.Service) {
 			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 			s.Spec.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyCluster)
 			if local {

@@ -341,29 +341,36 @@ func outerLinks(cfg *Config, n *Node, family ip.Family) []string {
 	return out
 }
 
-// tunnels lists the kinds of interfaces that receive packets of other nodes.
-var tunnels = []string{"vxlan", "geneve", "ipip", "ip6tnl", "sit", "gre", "ip6gre", "wireguard", "tuntap"}
-
 // switches lists the kinds of interfaces that many pods are attached to.
 var switches = []string{"bridge", "openvswitch"}
 
 // adapters lists the kinds of interfaces that lead out of the machine.
 var adapters = []string{"device", "bond", "team", "vlan"}
 
+// podKinds lists the kinds of interfaces that lead to a pod, or group interfaces that may.
+var podKinds = []string{"veth", "netkit", "ipvlan", "ipvtap", "macvlan", "macvtap", "vrf"}
+
+// silentKinds lists the kinds of interfaces through which the node receives no IP packets. Packets
+// that ifb has queued enter again through their own interface.
+var silentKinds = []string{"dummy", "ifb", "nlmon", "vsockmon", "can", "vcan", "vxcan"}
+
 // isOuter reports whether a link is not for pods of this node. The node's end of a
 // pod's link has no address or, unless it is an adapter, a single-host one. A bridge with an
-// address is for pods or containers, unless all that is attached to it are adapters.
+// address is for pods or containers, unless all that is attached to it are adapters. All other
+// kinds are tunnels, which receive packets of other hosts and often have no address: there are
+// dozens of kinds of tunnels, and the kernel gets new ones more often than kinds for pods.
 func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
-	if l.Loopback || l.Master != "" || l.Type == "dummy" || isPodLink(cfg, n, l) {
+	isAdapter := slices.Contains(adapters, l.Type)
+	switch {
+	case l.Loopback || l.Master != "" || slices.Contains(silentKinds, l.Type) || isPodLink(cfg, n, l):
 		return false
-	}
-	if slices.Contains(tunnels, l.Type) {
+	case slices.Contains(switches, l.Type):
+		if !extendsAdapter(n, l.Name) {
+			return false
+		}
+	case !isAdapter && !slices.Contains(podKinds, l.Type):
 		return !isPodTap(cfg, n, l)
 	}
-	if slices.Contains(switches, l.Type) && !extendsAdapter(n, l.Name) {
-		return false
-	}
-	isAdapter := slices.Contains(adapters, l.Type)
 	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
 		return a.Global && (isAdapter || !a.Prefix.IsSingleIP())
 	})

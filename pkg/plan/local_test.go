@@ -118,17 +118,47 @@ func TestOuterLinks(t *testing.T) {
 		{Index: 16, Name: "flannel0", Type: "tuntap", Addresses: address("10.244.1.0/32")},
 		{Index: 17, Name: "zt0", Type: "tuntap", MAC: "02:00:00:00:00:11", Addresses: address("10.147.17.5/24")},
 		{Index: 18, Name: "tun0", Type: "tuntap"},
+		{Index: 19, Name: "l2tpeth0", Type: "device", MAC: "02:00:00:00:00:13", Addresses: address("10.9.0.2/30")}, // the kernel names no kind
 	}
 	n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
+	if got, want := outer(n), []string{"eth0", "eth1", "lan", "flannel0", "zt0", "tun0", "l2tpeth0"}; !slices.Equal(got, want) {
+		t.Errorf("outer interfaces: %q, want %q", got, want)
+	}
+}
+
+// outer returns the interfaces by which external clients enter a node that does not know its pods.
+func outer(n *plan.Node) []string {
 	cfg := defaultConfig()
 	cfg.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNone}
-	part := plan.ForNode(&cfg, n)
-	var outer []string
-	for _, r := range part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Filter, Name: "KUBE-IPVS-INSIDE"}] {
-		outer = append(outer, nat.Arguments(r, "-i")...)
+	var out []string
+	for _, r := range plan.ForNode(&cfg, n).NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Filter, Name: "KUBE-IPVS-INSIDE"}] {
+		out = append(out, nat.Arguments(r, "-i")...)
 	}
-	if want := []string{"eth0", "eth1", "lan", "flannel0", "zt0", "tun0"}; !slices.Equal(outer, want) {
-		t.Errorf("outer interfaces: %q, want %q", outer, want)
+	return out
+}
+
+// TestOuterKinds: clients enter by an interface of any kind that neither leads to pods nor receives no
+// packets, also if it has no address, as a tunnel often has. A kind that is not known is a tunnel: there
+// are many kinds of these, and new ones.
+func TestOuterKinds(t *testing.T) {
+	for kind, want := range map[string]bool{
+		"vxlan": true, "geneve": true, "ipip": true, "ip6tnl": true, "sit": true, "gre": true, "ip6gre": true, "wireguard": true, "tuntap": true,
+		"xfrm": true, "vti": true, "vti6": true, "gretap": true, "ip6gretap": true, "erspan": true, "ip6erspan": true, "ppp": true, "bareudp": true,
+		"gtp": true, "ovpn": true, "wwan": true, "of the future": true,
+
+		"device": false, "bond": false, "team": false, "vlan": false, // reached by their address
+		"veth": false, "netkit": false, "bridge": false, "openvswitch": false, "ipvlan": false, "ipvtap": false, "macvlan": false, "macvtap": false, "vrf": false,
+		"dummy": false, "ifb": false, "nlmon": false, "can": false, "vcan": false, "vxcan": false,
+	} {
+		n := &plan.Node{}
+		n.Inventory.Links = []routing.Link{{Index: 1, Name: "link1", Type: kind}}
+		if got := slices.Contains(outer(n), "link1"); got != want {
+			t.Errorf("%s: outer is %t, want %t", kind, got, want)
+		}
+		n.Inventory.Links[0].Master = "br0"
+		if slices.Contains(outer(n), "link1") {
+			t.Errorf("%s: a port of a bridge is outer", kind)
+		}
 	}
 }
 

@@ -234,15 +234,16 @@ func (o *Oracle) client(in string) client {
 	switch {
 	case in == "":
 		return theNode
-	case o.isUplink(o.family, in), o.isPhysical(in):
+	case o.isUplink(o.family, in), o.leadsOut(in):
 		return outside
 	}
 	return aPod
 }
 
-func (o *Oracle) isPhysical(link string) bool {
+// leadsOut reports whether a link is a physical one or a tunnel, by which no pod of this node sends.
+func (o *Oracle) leadsOut(link string) bool {
 	l, _ := o.bare.Link(link)
-	return l.Type == "device" && !l.Loopback
+	return l.Type == "device" && !l.Loopback || l.Type == "xfrm"
 }
 
 // knownPod reports whether the node can recognize an address as a pod's by the

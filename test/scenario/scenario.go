@@ -256,6 +256,8 @@ func NewLink(index int, name string, addresses ...string) routing.Link {
 		l.Type = "bridge"
 	case strings.HasPrefix(name, "vlan"):
 		l.Type = "vlan"
+	case strings.HasPrefix(name, "xfrm"):
+		l.Type = "xfrm"
 	}
 	for _, a := range addresses {
 		p := netip.MustParsePrefix(a)

@@ -39,7 +39,7 @@ type machine struct {
 }
 
 // openKernel opens every kernel interface. If one is missing it returns an error that
-// names the fix. If IPv6 is missing, IPv6 is not served instead. Opening loads ip_vs, ip_set
+// names the fix. A missing family that is not the node's primary one is not served instead. Opening loads ip_vs, ip_set
 // and nf_conntrack_netlink, except those that are among unloaded: of these the kernel has no
 // state, and it can only be read.
 func openKernel(ctx context.Context, cfg *config.Config, unloaded ...string) (*machine, error) {
@@ -69,7 +69,7 @@ func openKernel(ctx context.Context, cfg *config.Config, unloaded ...string) (*m
 	} else {
 		klog.FromContext(ctx).Error(err, "Not deleting conntrack entries of removed UDP endpoints")
 	}
-	if err := m.openNAT(ctx, &cfg.Plan); err != nil {
+	if err := m.openNAT(ctx, cfg); err != nil {
 		return nil, err
 	}
 	m.openLoopback(ctx, &cfg.Plan)
@@ -119,18 +119,20 @@ func (m *machine) openLoopback(ctx context.Context, cfg *plan.Config) {
 }
 
 // openNAT finds the iptables programs of each family, of the back end that the node
-// uses and of the other one, and reads the rules once. Only IPv6 may be missing, if the
-// kernel does not support it or its programs are not installed. Any other error ends
+// uses and of the other one, and reads the rules once. As in kube-proxy, the family that is not the
+// node's primary one may be missing, if the kernel does not support it or its programs are not
+// installed. Any other error ends
 // the process and leaves the kernel unchanged: the existing rules are better than a
 // family that is not served although it has Services.
-func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
+func (m *machine) openNAT(ctx context.Context, cfg *config.Config) error {
 	choice, err := nat.Choose()
 	if err != nil {
 		return err
 	}
-	return m.openFamilies(ctx, cfg, choice, natOpener{
+	return m.openFamilies(ctx, &cfg.Plan, choice, natOpener{
 		open:    func(f ip.Family, v nat.Variant) (reconcile.NAT, error) { return nat.Open(f, v) },
 		hasIPv6: hasIPv6,
+		primary: func() ip.Family { return findPrimaryFamily(ctx, cfg) },
 	})
 }
 
@@ -138,10 +140,10 @@ func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
 type natOpener struct {
 	open    func(ip.Family, nat.Variant) (reconcile.NAT, error)
 	hasIPv6 func() bool
+	primary func() ip.Family // the family that must not be missing; may wait for the API server
 }
 
 func (m *machine) openFamilies(ctx context.Context, cfg *plan.Config, choice nat.Choice, o natOpener) error {
-	logger := klog.FromContext(ctx)
 	tables, errs := make([]reconcile.NAT, len(cfg.Families)), make([]error, len(cfg.Families))
 	var all sync.WaitGroup
 	for i, family := range cfg.Families {
@@ -162,21 +164,37 @@ func (m *machine) openFamilies(ctx context.Context, cfg *plan.Config, choice nat
 		case errs[i] == nil:
 			m.NAT[family] = tables[i]
 			usable = append(usable, family)
-		case family == ip.IPv6 && nat.NoIPv6(errs[i]):
-			logger.Info("Not serving IPv6", "reason", errs[i].Error())
-			if o.hasIPv6() {
-				m.unread = append(m.unread, fmt.Errorf("leaving %s unchanged: %w", family, errs[i]))
-			}
-		default:
+		case !nat.NoFamily(errs[i]):
 			return fmt.Errorf("cannot read the %s rules of %s, leaving everything unchanged: %w", family, choice.Use, errs[i])
 		}
 	}
 	if len(usable) == 0 {
 		return errors.Join(errs...)
 	}
+	for i, family := range cfg.Families {
+		if errs[i] != nil {
+			if err := m.omit(ctx, family, errs[i], o); err != nil {
+				return err
+			}
+		}
+	}
 	cfg.Families = usable
-	logger.Info("Using the iptables back end of the node", "programs", choice.Use.String(), "reason", choice.Why)
+	klog.FromContext(ctx).Info("Using the iptables back end of the node", "programs", choice.Use.String(), "reason", choice.Why)
 	m.openOther(ctx, choice, usable, o)
+	return nil
+}
+
+// omit notes that a family is not served, for the reason why. It returns an error if the family is
+// the primary one. A kernel without IPv6 has no node whose primary family it is.
+func (m *machine) omit(ctx context.Context, family ip.Family, why error, o natOpener) error {
+	exists := family == ip.IPv4 || o.hasIPv6()
+	if exists && family == o.primary() {
+		return fmt.Errorf("cannot serve %s, the node's primary family (--bind-address, else the Node's first address), leaving everything unchanged: %w", family, why)
+	}
+	klog.FromContext(ctx).Info("Not serving "+family.String(), "reason", why.Error())
+	if exists {
+		m.unread = append(m.unread, fmt.Errorf("leaving %s unchanged: %w", family, why))
+	}
 	return nil
 }
 

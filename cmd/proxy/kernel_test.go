@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -21,17 +25,20 @@ import (
 )
 
 // TestUnreadableAtStart makes opening and reading the rules of each family fail, with
-// each error, when the process starts. Only IPv6 may be left out, and only if the node
-// has none. Any other error ends the process before it writes anything.
+// each error, when the process starts. Only the family that is not the node's primary one may be
+// left out, and only if the node has none. Any other error ends the process before it writes
+// anything.
 func TestUnreadableAtStart(t *testing.T) {
 	killed := errors.New("signal: killed")
 	incompatible := errors.New("table filter has a rule, written by nft, that iptables cannot read")
 	noProgram := fmt.Errorf("ip6tables: %w: install the package iptables", exec.ErrNotFound)
+	only4, only6 := []ip.Family{ip.IPv4}, []ip.Family{ip.IPv6}
 	for _, test := range []struct {
 		name       string
 		family     ip.Family
 		open, read error
 		noIPv6     bool
+		primary    ip.Family   // 0: it must not be looked up
 		served     []ip.Family // nil: the process ends
 		unread     int
 	}{
@@ -40,24 +47,35 @@ func TestUnreadableAtStart(t *testing.T) {
 		{name: "IPv4 killed", family: ip.IPv4, read: killed},
 		{name: "IPv4 busy", family: ip.IPv4, read: unix.EBUSY},
 		{name: "IPv4 no memory", family: ip.IPv4, read: unix.ENOMEM},
-		{name: "IPv4 no family", family: ip.IPv4, read: unix.EAFNOSUPPORT},
-		{name: "IPv4 no program", family: ip.IPv4, open: fmt.Errorf("iptables: %w", exec.ErrNotFound)},
+		{name: "IPv4 no family", family: ip.IPv4, read: unix.EAFNOSUPPORT, primary: ip.IPv4},
+		{name: "IPv4 no program", family: ip.IPv4, open: fmt.Errorf("iptables: %w", exec.ErrNotFound), primary: ip.IPv4},
+		{name: "IPv4 no tables, primary is IPv6", family: ip.IPv4, read: unix.EAFNOSUPPORT, primary: ip.IPv6, served: only6, unread: 1},
+		{name: "IPv4 no program, primary is IPv6", family: ip.IPv4, open: noProgram, primary: ip.IPv6, served: only6, unread: 1},
+		{name: "IPv4 busy, primary is IPv6", family: ip.IPv4, read: unix.EBUSY},
 		{name: "IPv4 not permitted", family: ip.IPv4, read: unix.EPERM},
 		{name: "IPv6 incompatible", family: ip.IPv6, read: incompatible},
 		{name: "IPv6 killed", family: ip.IPv6, read: killed},
 		{name: "IPv6 busy", family: ip.IPv6, read: unix.EBUSY},
 		{name: "IPv6 no table", family: ip.IPv6, read: unix.ENOENT},
 		{name: "IPv6 not permitted", family: ip.IPv6, read: unix.EPERM},
-		{name: "IPv6 no family", family: ip.IPv6, read: unix.EAFNOSUPPORT, noIPv6: true, served: []ip.Family{ip.IPv4}},
-		{name: "IPv6 disabled", family: ip.IPv6, noIPv6: true, served: []ip.Family{ip.IPv4}},
-		{name: "IPv6 no tables", family: ip.IPv6, read: unix.EAFNOSUPPORT, served: []ip.Family{ip.IPv4}, unread: 1},
-		{name: "IPv6 no program", family: ip.IPv6, open: noProgram, served: []ip.Family{ip.IPv4}, unread: 1},
+		{name: "IPv6 no family", family: ip.IPv6, read: unix.EAFNOSUPPORT, noIPv6: true, served: only4},
+		{name: "IPv6 disabled", family: ip.IPv6, noIPv6: true, served: only4},
+		{name: "IPv6 no tables", family: ip.IPv6, read: unix.EAFNOSUPPORT, primary: ip.IPv4, served: only4, unread: 1},
+		{name: "IPv6 no program", family: ip.IPv6, open: noProgram, primary: ip.IPv4, served: only4, unread: 1},
+		{name: "IPv6 no tables, primary is IPv6", family: ip.IPv6, read: unix.EAFNOSUPPORT, primary: ip.IPv6},
+		{name: "IPv6 no program, primary is IPv6", family: ip.IPv6, open: noProgram, primary: ip.IPv6},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cfg := plan.Config{Families: slices.Clone(ip.Families)}
 			m := machine{Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{}}}
 			opener := natOpener{
 				hasIPv6: func() bool { return !test.noIPv6 },
+				primary: func() ip.Family {
+					if test.primary == 0 {
+						t.Error("looked up the primary family")
+					}
+					return test.primary
+				},
 				open: func(f ip.Family, v nat.Variant) (reconcile.NAT, error) {
 					fake := nat.NewFake(f)
 					if f == test.family && v == nat.NFT {
@@ -80,6 +98,72 @@ func TestUnreadableAtStart(t *testing.T) {
 			if len(m.unread) != test.unread {
 				t.Errorf("--cleanup would report %v, want %d", m.unread, test.unread)
 			}
+		})
+	}
+}
+
+// TestNoFamilyAtStart: a node that has neither family is not asked for its primary one, and each error
+// is reported.
+func TestNoFamilyAtStart(t *testing.T) {
+	cfg := plan.Config{Families: slices.Clone(ip.Families)}
+	m := machine{Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{}}}
+	err := m.openFamilies(context.Background(), &cfg, nat.Choice{Use: nat.NFT}, natOpener{
+		hasIPv6: func() bool { return true },
+		primary: func() ip.Family { t.Error("looked up the primary family"); return ip.IPv4 },
+		open: func(f ip.Family, _ nat.Variant) (reconcile.NAT, error) {
+			return nil, fmt.Errorf("%s: %w", f, exec.ErrNotFound)
+		},
+	})
+	if err == nil || !strings.Contains(err.Error(), "IPv4: ") || !strings.Contains(err.Error(), "IPv6: ") {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// TestPrimaryFamily: as in kube-proxy, --bind-address decides, then the Node's first address.
+func TestPrimaryFamily(t *testing.T) {
+	internal := func(address string) corev1.NodeAddress {
+		return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address}
+	}
+	external := func(address string) corev1.NodeAddress {
+		return corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: address}
+	}
+	for _, test := range []struct {
+		name      string
+		bind      string
+		addresses []corev1.NodeAddress
+		want      ip.Family
+	}{
+		{"IPv4 first", "", []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "node1"}, internal("192.0.2.1"), internal("2001:db8::1")}, ip.IPv4},
+		{"IPv6 first", "", []corev1.NodeAddress{internal("2001:db8::1"), internal("192.0.2.1")}, ip.IPv6},
+		{"internal precedes external", "", []corev1.NodeAddress{external("192.0.2.1"), internal("2001:db8::1")}, ip.IPv6},
+		{"only external", "", []corev1.NodeAddress{external("2001:db8::1")}, ip.IPv6},
+		{"bind address IPv6", "2001:db8::9", []corev1.NodeAddress{internal("192.0.2.1")}, ip.IPv6},
+		{"bind address IPv4", "192.0.2.9", []corev1.NodeAddress{internal("2001:db8::1")}, ip.IPv4},
+		{"no address", "", []corev1.NodeAddress{}, ip.IPv4},
+		{"no Node", "", nil, ip.IPv4},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var bind netip.Addr
+				if test.bind != "" {
+					bind = netip.MustParseAddr(test.bind)
+				}
+				began := time.Now()
+				got := primaryFamily(t.Context(), bind, nodeLimit, func(context.Context) (*corev1.Node, error) {
+					switch {
+					case bind.IsValid():
+						t.Error("read the Node")
+					case test.addresses == nil:
+						return nil, nil
+					case time.Since(began) < 5*time.Second:
+						return nil, errors.New("the API server does not answer yet")
+					}
+					return &corev1.Node{Status: corev1.NodeStatus{Addresses: test.addresses}}, nil
+				})
+				if got != test.want || time.Since(began) > time.Minute {
+					t.Errorf("%s after %s, want %s", got, time.Since(began), test.want)
+				}
+			})
 		})
 	}
 }

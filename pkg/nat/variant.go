@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -65,24 +66,32 @@ func Open(family ip.Family, v Variant) (*IPTables, error) { return find(family, 
 // the CNI plugin, the order of evaluation would depend on which module was loaded
 // first.
 func Choose() (Choice, error) {
-	nft, legacy := hasPrograms(NFT), hasPrograms(Legacy)
-	switch {
-	case !nft && !legacy:
-		if _, err := exec.LookPath("iptables"); err != nil {
-			return Choice{}, fmt.Errorf("%w: install the package iptables, or correct PATH", err)
+	var missing error
+	for _, family := range ip.Families { // those of IPv6 count only if there are none of IPv4
+		nft, legacy := hasPrograms(NFT, family), hasPrograms(Legacy, family)
+		switch {
+		case nft && legacy:
+			return decide(savedBy)
+		case nft:
+			return Choice{Use: NFT, Unseen: legacyInUse(), Why: "the only one installed"}, nil
+		case legacy:
+			return Choice{Use: Legacy, Unseen: true, Why: "the only one installed"}, nil
 		}
-		return Choice{Use: Default, Why: "the only one installed"}, nil
-	case !legacy:
-		return Choice{Use: NFT, Unseen: legacyInUse(), Why: "the only one installed"}, nil
-	case !nft:
-		return Choice{Use: Legacy, Unseen: true, Why: "the only one installed"}, nil
+		_, err := exec.LookPath(commands[family])
+		if err == nil {
+			return Choice{Use: Default, Why: "the only one installed"}, nil
+		}
+		missing = cmp.Or(missing, err)
 	}
-	return decide(savedBy)
+	return Choice{}, fmt.Errorf("%w: install the package iptables, or correct PATH", missing)
 }
 
-func hasPrograms(v Variant) bool {
+// commands are the programs of each family, without their variant.
+var commands = map[ip.Family]string{ip.IPv4: "iptables", ip.IPv6: "ip6tables"}
+
+func hasPrograms(v Variant, family ip.Family) bool {
 	for _, suffix := range []string{"", "-save", "-restore"} {
-		if _, err := exec.LookPath("iptables" + string(v) + suffix); err != nil {
+		if _, err := exec.LookPath(commands[family] + string(v) + suffix); err != nil {
 			return false
 		}
 	}
@@ -124,7 +133,11 @@ func decide(saved func(v Variant, family ip.Family, table Table) (string, error)
 				continue
 			}
 			text, err := saved(v, family, Mangle)
-			if v == NFT && family == ip.IPv4 && noBackEnd(err) {
+			switch {
+			case v != NFT:
+			case err == nil:
+				noNFT = nil // the kernel has it for this family
+			case family == ip.IPv4 && noBackEnd(err):
 				noNFT = err
 			}
 			if hinted(text) {
@@ -167,15 +180,11 @@ func count(saved func(Variant, ip.Family, Table) (string, error), v Variant) int
 }
 
 func savedBy(v Variant, family ip.Family, table Table) (string, error) {
-	name := "iptables"
-	if family == ip.IPv6 {
-		name = "ip6tables"
-	}
 	var args []string
 	if table != "" {
 		args = []string{"-t", string(table)}
 	}
-	stdout, stderr, err := program.Run(name+string(v)+"-save", "", args...)
+	stdout, stderr, err := program.Run(commands[family]+string(v)+"-save", "", args...)
 	if err != nil {
 		return "", programError("", stderr, err)
 	}
@@ -200,9 +209,9 @@ func noBackEnd(err error) bool {
 		strings.Contains(r.output, "Could not fetch rule set generation id: Invalid argument"))
 }
 
-// NoIPv6 reports whether an error of the IPv6 programs means that there is no IPv6: no
-// programs, or a kernel without the family or its tables.
-func NoIPv6(err error) bool {
+// NoFamily reports whether an error of a family's programs means that the node lacks the family:
+// no programs, or a kernel without the family or its tables.
+func NoFamily(err error) bool {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, unix.EAFNOSUPPORT) || noBackEnd(err) {
 		return true
 	}

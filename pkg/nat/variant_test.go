@@ -84,8 +84,58 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// IPv6 may be left out only if the error says that the node has none.
-func TestNoIPv6(t *testing.T) {
+// TestDecideWithoutIPv4: nft stays the choice if the kernel supports it for IPv6 only.
+func TestDecideWithoutIPv4(t *testing.T) {
+	was := legacyNames
+	legacyNames = map[ip.Family]string{ip.IPv4: "no file", ip.IPv6: "no file"}
+	defer func() { legacyNames = was }()
+	got, err := decide(func(_ Variant, family ip.Family, _ Table) (string, error) {
+		if family == ip.IPv4 {
+			return "", &refusal{output: "iptables-nft-save: Failed to initialize nft: Protocol not supported"}
+		}
+		return "*mangle\nCOMMIT\n", nil
+	})
+	if err != nil || got.Use != NFT {
+		t.Errorf("%+v, %v, want %s", got, err, NFT)
+	}
+}
+
+// TestChooseAmongInstalled: the installed programs decide. Those of IPv6 do if none of IPv4 are
+// installed, as in an image for nodes that have only IPv6.
+func TestChooseAmongInstalled(t *testing.T) {
+	for name, test := range map[string]struct {
+		programs []string
+		want     Variant
+		none     bool
+	}{
+		"nft":                     {programs: []string{"iptables-nft", "ip6tables-nft"}, want: NFT},
+		"legacy":                  {programs: []string{"iptables-legacy", "ip6tables-legacy"}, want: Legacy},
+		"plain":                   {programs: []string{"iptables"}, want: Default},
+		"nft of IPv6":             {programs: []string{"ip6tables-nft"}, want: NFT},
+		"legacy of IPv6":          {programs: []string{"ip6tables-legacy"}, want: Legacy},
+		"plain of IPv6":           {programs: []string{"ip6tables"}, want: Default},
+		"legacy, and nft of IPv6": {programs: []string{"iptables-legacy", "ip6tables-nft"}, want: Legacy},
+		"none":                    {none: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, p := range test.programs {
+				for _, suffix := range []string{"", "-save", "-restore"} {
+					if err := os.WriteFile(filepath.Join(dir, p+suffix), nil, 0o755); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			t.Setenv("PATH", dir)
+			if got, err := Choose(); (err != nil) != test.none || got.Use != test.want {
+				t.Errorf("%+v, %v, want %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+// A family may be left out only if the error says that the node has none.
+func TestNoFamily(t *testing.T) {
 	for text, want := range map[string]bool{
 		"ip6tables-nft-save v1.8.9: Failed to initialize nft: Protocol not supported":                                         true,
 		"ip6tables v1.8.9 (legacy): can't initialize ip6tables table `filter': Table does not exist (do you need to insmod?)": true,
@@ -95,7 +145,7 @@ func TestNoIPv6(t *testing.T) {
 		"Another app is currently holding the xtables lock.":                                                                  false,
 		"Error: meta sreg is not an immediate":                                                                                false,
 	} {
-		if got := NoIPv6(programError("", text, errors.New("exit status 1"))); got != want {
+		if got := NoFamily(programError("", text, errors.New("exit status 1"))); got != want {
 			t.Errorf("%q: %v, want %v", text, got, want)
 		}
 	}
@@ -103,7 +153,7 @@ func TestNoIPv6(t *testing.T) {
 		fmt.Errorf("ip6tables: %w", exec.ErrNotFound): true, unix.EAFNOSUPPORT: true,
 		errors.New("signal: killed"): false, unix.ENOMEM: false, unix.ENOENT: false,
 	} {
-		if got := NoIPv6(err); got != want {
+		if got := NoFamily(err); got != want {
 			t.Errorf("%v: %v, want %v", err, got, want)
 		}
 	}

@@ -127,13 +127,13 @@ func (e *engine) attempt(b backend, changes []Change) ([]Failure, error) {
 		e.omissions.note(changes)
 		return refused, nil
 	}
-	copies := countCopies(rules, valid)
-	if err := b.restore(RestoreInput(valid, copies)); err != nil {
+	existing := baseRules(rules, valid)
+	if err := b.restore(RestoreInput(valid, existing)); err != nil {
 		return refused, err
 	}
 	e.omissions.note(changes)
 	for _, c := range valid {
-		switch moved := c.isJump() && copies[c.jump()] > 0; {
+		switch moved := c.isJump() && slices.Contains(existing[c.Chain], c.Rules[0]); {
 		case moved && c.Op == InsertJump:
 			e.heads.move(c.Chain, e.time(), maxMoves)
 		case moved && c.Op == AppendJump:
@@ -169,21 +169,15 @@ func ownOf(changes []Change) Owned {
 	return own
 }
 
-func countCopies(rules ruleset, changes []Change) Copies {
-	copies := Copies{}
+// baseRules returns the rules of the base chains whose jumps the changes insert or delete.
+func baseRules(rules ruleset, changes []Change) map[Chain][]Rule {
+	out := map[Chain][]Rule{}
 	for _, c := range changes {
-		if !c.isJump() || rules[c.Chain.Table] == nil {
-			continue
+		if t := rules[c.Chain.Table]; c.isJump() && t != nil {
+			out[c.Chain] = t.chains[c.Chain.Name]
 		}
-		n := 0
-		for _, r := range rules[c.Chain.Table].chains[c.Chain.Name] {
-			if r == c.Rules[0] {
-				n++
-			}
-		}
-		copies[c.jump()] = n
 	}
-	return copies
+	return out
 }
 
 func failAll(changes []Change, err error) []Failure {

@@ -2,12 +2,13 @@ package nat
 
 import "time"
 
-// contests limits how often our jumps are moved back to the head, or to the end, of a chain. Some
-// programs insist on the same place: Calico's Felix (ChainInsertMode=Insert) moves its jumps first
-// at every refresh, and whenever it finds them elsewhere. With Append it moves them last.
+// contests limits how often jumps with Moves are moved back to the head, and those with Append to
+// the end, of a chain. Some programs insist on the same place: Calico's Felix
+// (ChainInsertMode=Insert) moves its jumps first at every refresh, and whenever it finds them
+// elsewhere. With Append it moves them last.
 type contests struct {
-	displaced map[Chain]bool        // our jumps are on the wrong side of a rule that can keep packets from what follows
-	moved     map[Chain][]time.Time // when our jumps were moved to the other side
+	displaced map[Chain]bool        // these jumps are on the wrong side of a rule that can keep packets from what follows
+	moved     map[Chain][]time.Time // when they were moved to the other side
 	given     map[Chain]time.Time   // when we gave up
 }
 
@@ -21,7 +22,7 @@ const (
 	giveUpFor  = time.Hour
 )
 
-// stays reports whether the jumps of a chain must not be moved.
+// stays reports whether no jump of a chain may be moved.
 func (c *contests) stays(chain Chain, now time.Time) bool {
 	at, given := c.given[chain]
 	if given && now.Sub(at) >= giveUpFor {
@@ -31,7 +32,7 @@ func (c *contests) stays(chain Chain, now time.Time) bool {
 	return given
 }
 
-// seen records the chains in which our jumps are displaced.
+// seen records the chains in which such jumps are displaced.
 func (c *contests) seen(displaced map[Chain]bool) { c.displaced = displaced }
 
 // move records that jumps of a chain were moved. After most moves, stays returns true.

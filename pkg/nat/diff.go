@@ -8,10 +8,11 @@ import (
 
 // Diff returns the changes from have to want: write chains, insert or append jumps,
 // delete jumps, delete chains; each sorted by family, table and name. Jumps to be
-// inserted into one chain are in reverse order, because each is inserted at the head.
+// inserted at the head of one chain are in reverse order.
 //
-// If another program's rule precedes ours, all our jumps of that chain are inserted
-// again. If that program does the same, this never ends: the caller must limit it.
+// A jump that exists stays where it is, unless it is misplaced or our jumps are in another order.
+// If another program keeps inserting rules before jumps with Moves, this never ends: the caller
+// must limit it.
 //
 // Jumps with Append are appended again if they are overtaken, and not desired in a chain where we
 // have yielded; see State.Overtaken. Jumps that only accept packets are not desired in an open
@@ -34,7 +35,7 @@ func Diff(have, want State) []Change {
 // After returns the state after Diff's changes.
 func After(have, want State) State {
 	want.Jumps, want.Chains = needed(have, want)
-	want.Open, want.Contested, want.Decided, want.Yielded = have.Open, have.Contested, have.Decided, have.Yielded
+	want.Open, want.Contested, want.Decided, want.Yielded, want.Unread = have.Open, have.Contested, have.Decided, have.Yielded, have.Unread
 	return want
 }
 
@@ -70,6 +71,7 @@ func writes(have, want State) []Change {
 func jumps(have, want State) (inserts, deletes []Change) {
 	heads, misplaced := byChain(have.Jumps), byChain(have.Misplaced)
 	first, last := byChain(atEnd(want.Jumps, false)), byChain(atEnd(want.Jumps, true))
+	moving := byChain(slices.DeleteFunc(slices.Clone(want.Jumps), func(j Jump) bool { return !j.Moves || slices.Contains(have.Contested, j.Chain) }))
 	all := map[Chain][]Rule{}
 	for _, m := range []map[Chain][]Rule{heads, misplaced, first, last} {
 		for c := range m {
@@ -78,9 +80,8 @@ func jumps(have, want State) (inserts, deletes []Change) {
 	}
 	for _, c := range sortedChains(all) {
 		existing := slices.Concat(heads[c], misplaced[c])
-		for _, r := range slices.Backward(absent(heads[c], misplaced[c], first[c])) {
-			inserts = append(inserts, Change{Op: InsertJump, Chain: c, Rules: []Rule{r}})
-		}
+		p := placement{chain: c, have: unwanted(heads[c], last[c]), misplaced: misplaced[c], moving: moving[c]}
+		inserts = append(inserts, p.inserts(first[c], have.isUnread(c))...)
 		for _, r := range notLast(existing, first[c], last[c], slices.Contains(have.Overtaken, c)) {
 			inserts = append(inserts, Change{Op: AppendJump, Chain: c, Rules: []Rule{r}})
 		}
@@ -91,19 +92,65 @@ func jumps(have, want State) (inserts, deletes []Change) {
 	return inserts, deletes
 }
 
-// absent returns the leading part of want that must be inserted at the head of a chain so
-// that all of want precede other rules. Jumps of head and misplaced that are not in want
-// are ignored, because they are deleted.
-func absent(head, misplaced, want []Rule) []Rule {
-	isWanted := func(r Rule) bool { return slices.Contains(want, r) }
-	if slices.ContainsFunc(misplaced, isWanted) {
-		return want
+// placement decides where jumps of one base chain are inserted.
+type placement struct {
+	chain     Chain
+	have      []Rule // our jumps in the chain, in order, each once; also old ones, but none with Append
+	misplaced []Rule
+	moving    []Rule // desired jumps that are moved to the head if they are misplaced
+}
+
+// inserts returns the changes that add the jumps of want that are missing, misplaced or out of order.
+// The others stay. A jump is inserted beside those that stay, so that rules of other programs before
+// them precede it too, as if it had always existed. It is inserted at the head if the chain has no
+// jump of ours, or if the jump is in moving and none that precedes it stays. In a chain that cannot
+// be listed, no place is known: all are inserted at the head if one is missing.
+func (p placement) inserts(want []Rule, unread bool) []Change {
+	isMoving := func(r Rule) bool { return slices.Contains(p.moving, r) }
+	stay := inOrder(p.have, want)
+	if unread && len(stay) < len(want) {
+		p.have, stay = nil, nil
 	}
-	present := slices.DeleteFunc(slices.Clone(head), func(r Rule) bool { return !isWanted(r) })
-	if n := len(want) - len(present); n >= 0 && slices.Equal(want[n:], present) {
-		return want[:n]
+	var atHead, beside []Change
+	for i, r := range want {
+		insert := Change{Op: InsertJump, Chain: p.chain, Rules: []Rule{r}}
+		switch stays := slices.Contains(stay, r); {
+		case stays && !slices.Contains(p.misplaced, r):
+			continue
+		case stays: // and has copies
+			insert.Before = []Rule{r}
+		case !containsAny(want[:i], stay) && (isMoving(r) || len(p.have) == 0):
+			atHead = append(atHead, insert)
+			continue
+		default:
+			insert.After, insert.Before = want[:i], p.have
+		}
+		beside = append(beside, insert)
 	}
-	return want
+	slices.Reverse(atHead)
+	return append(atHead, beside...)
+}
+
+// inOrder returns rules of have that are in want, in the order of want.
+func inOrder(have, want []Rule) []Rule {
+	var out []Rule
+	last := -1
+	for _, r := range have {
+		if at := slices.Index(want, r); at > last {
+			out, last = append(out, r), at
+		}
+	}
+	return out
+}
+
+// containsAny reports whether two lists have a rule in common.
+func containsAny(rules, others []Rule) bool {
+	return slices.ContainsFunc(rules, func(r Rule) bool { return slices.Contains(others, r) })
+}
+
+// isUnread reports whether a chain's table cannot be listed.
+func (s State) isUnread(c Chain) bool {
+	return slices.ContainsFunc(s.Unread, func(u Unread) bool { return u.Table == c.Table })
 }
 
 // notLast returns all of last, unless each of them exists once, in this order, after

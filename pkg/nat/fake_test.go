@@ -118,7 +118,7 @@ func TestRaceWithAnotherProgram(t *testing.T) {
 	calls := 0
 	race := raceBackend{fakeBackend{f, nil}, func() {
 		if calls++; calls == 1 {
-			s.must(t, "*nat\n-D PREROUTING "+string(portals)+"\nCOMMIT\n")
+			s.must(t, "*nat\n-D PREROUTING "+string(first)+"\nCOMMIT\n")
 		}
 	}}
 	if failures := f.engine.apply(race, changes); len(failures) > 0 {

@@ -2,15 +2,14 @@ package nat
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
 
-// Copies counts the existing copies of jumps in a ruleset.
-type Copies map[Jump]int
-
 // RestoreInput is the text that iptables-restore --noflush is given for the
-// changes of one family, a block for each table that they touch:
+// changes of one family, a block for each table that they touch. existing has the rules of
+// the base chains that jumps are inserted into or deleted from:
 //
 //	*nat
 //	:KUBE-SERVICES - [0:0]          creates or flushes each chain to be written or
@@ -18,22 +17,22 @@ type Copies map[Jump]int
 //	-A KUBE-SERVICES -j RETURN
 //	-D PREROUTING -j OLD            jumps, in the order of the changes; one -D for
 //	-D PREROUTING -j KUBE-SERVICES  each copy, as one too many would be an error
-//	-I PREROUTING 1 -j KUBE-SERVICES
+//	-I PREROUTING 1 -j KUBE-SERVICES     with its place
 //	-X OLD
 //	COMMIT
 //
 // Each block takes effect as a whole or not at all.
-func RestoreInput(changes []Change, copies Copies) string {
+func RestoreInput(changes []Change, existing map[Chain][]Rule) string {
 	var b strings.Builder
 	for _, t := range tables(changes) {
 		fmt.Fprintf(&b, "*%s\n", t)
-		tableInput(&b, ofTable(changes, t), copies)
+		tableInput(&b, ofTable(changes, t), existing)
 		b.WriteString("COMMIT\n")
 	}
 	return b.String()
 }
 
-func tableInput(b *strings.Builder, changes []Change, copies Copies) {
+func tableInput(b *strings.Builder, changes []Change, existing map[Chain][]Rule) {
 	for _, c := range changes {
 		if !c.isJump() {
 			fmt.Fprintf(b, ":%s - [0:0]\n", c.Chain.Name)
@@ -46,7 +45,7 @@ func tableInput(b *strings.Builder, changes []Change, copies Copies) {
 			}
 		}
 	}
-	jumpInput(b, changes, copies)
+	jumpInput(b, changes, existing)
 	for _, c := range changes {
 		if c.Op == DeleteChain {
 			fmt.Fprintf(b, "-X %s\n", c.Chain.Name)
@@ -54,31 +53,50 @@ func tableInput(b *strings.Builder, changes []Change, copies Copies) {
 	}
 }
 
-// jumpInput counts copies itself, because the same changes may insert and delete a jump.
-func jumpInput(b *strings.Builder, changes []Change, copies Copies) {
-	existing := Copies{}
+// jumpInput follows the effect of its lines on the chains, because positions depend on the lines
+// before, and the same changes may insert and delete a jump.
+func jumpInput(b *strings.Builder, changes []Change, existing map[Chain][]Rule) {
+	now := maps.Clone(existing)
+	if now == nil {
+		now = map[Chain][]Rule{}
+	}
 	for _, c := range changes {
 		if !c.isJump() {
 			continue
 		}
-		j := c.jump()
-		n, ok := existing[j]
-		if !ok {
-			n = copies[j]
+		r, rules := c.Rules[0], slices.Clone(now[c.Chain])
+		at := c.place(rules)
+		for i := slices.Index(rules, r); i >= 0; i = slices.Index(rules, r) {
+			fmt.Fprintf(b, "-D %s %s\n", c.Chain.Name, r)
+			rules = slices.Delete(rules, i, i+1)
+			if i < at {
+				at--
+			}
 		}
-		for range n {
-			fmt.Fprintf(b, "-D %s %s\n", j.Chain.Name, j.Rule)
-		}
-		existing[j] = 0
 		switch c.Op {
 		case InsertJump:
-			fmt.Fprintf(b, "-I %s 1 %s\n", j.Chain.Name, j.Rule)
-			existing[j] = 1
+			fmt.Fprintf(b, "-I %s %d %s\n", c.Chain.Name, at+1, r)
+			rules = slices.Insert(rules, at, r)
 		case AppendJump:
-			fmt.Fprintf(b, "-A %s %s\n", j.Chain.Name, j.Rule)
-			existing[j] = 1
+			fmt.Fprintf(b, "-A %s %s\n", c.Chain.Name, r)
+			rules = append(rules, r)
+		}
+		now[c.Chain] = rules
+	}
+}
+
+// place returns the index in a chain's rules at which InsertJump inserts; see Change.
+func (c Change) place(rules []Rule) int {
+	last := -1
+	for i, r := range rules {
+		if slices.Contains(c.After, r) {
+			last = i
 		}
 	}
+	if last >= 0 {
+		return last + 1
+	}
+	return max(0, slices.IndexFunc(rules, func(r Rule) bool { return slices.Contains(c.Before, r) }))
 }
 
 // tables returns the tables that the changes affect.

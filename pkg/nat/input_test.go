@@ -38,19 +38,31 @@ func TestRestoreInput(t *testing.T) {
 		Jumps:     []Jump{old},
 		Misplaced: []Jump{{Chain: s.chain(NAT, "PREROUTING"), Rule: portals}, old},
 	}
+	pre := old.Chain
+	is := func(rules ...Rule) map[Chain][]Rule { return map[Chain][]Rule{pre: rules} }
+	const inserted = Rule("-s 192.0.2.1/32 -j DNAT --to-destination 192.0.2.2")
 	for name, test := range map[string]struct {
-		changes []Change
-		copies  Copies
+		changes  []Change
+		existing map[Chain][]Rule
 	}{
 		"none":    {},
 		"fresh":   {changes: Diff(State{}, s.wanted())},
-		"repair":  {changes: Diff(have, s.wanted()), copies: Copies{old: 2, have.Misplaced[0]: 1}},
-		"cleanup": {changes: Diff(have, State{}), copies: Copies{old: 2, have.Misplaced[0]: 1}},
+		"repair":  {changes: Diff(have, s.wanted()), existing: is(old.Rule, inserted, portals, old.Rule)},
+		"cleanup": {changes: Diff(have, State{}), existing: is(old.Rule, inserted, portals, old.Rule)},
+		// first replaces old behind the inserted rule, and portals moves there from the head.
+		"beside": {
+			changes: []Change{
+				{Op: InsertJump, Chain: pre, Rules: []Rule{first}, After: []Rule{"-j KUBE-IPVS-ABSENT"}, Before: []Rule{old.Rule}},
+				{Op: InsertJump, Chain: pre, Rules: []Rule{portals}, After: []Rule{first}},
+				{Op: DeleteJump, Chain: pre, Rules: []Rule{old.Rule}},
+			},
+			existing: is(portals, inserted, old.Rule),
+		},
 		"twice": {
-			changes: []Change{{InsertJump, old.Chain, []Rule{old.Rule}}, {InsertJump, old.Chain, []Rule{old.Rule}}, {DeleteJump, old.Chain, []Rule{old.Rule}}},
-			copies:  Copies{old: 2},
+			changes:  []Change{{Op: InsertJump, Chain: pre, Rules: []Rule{old.Rule}}, {Op: InsertJump, Chain: pre, Rules: []Rule{old.Rule}}, {Op: DeleteJump, Chain: pre, Rules: []Rule{old.Rule}}},
+			existing: is(old.Rule, old.Rule),
 		},
 	} {
-		t.Run(name, func(t *testing.T) { golden(t, name+".restore", RestoreInput(test.changes, test.copies)) })
+		t.Run(name, func(t *testing.T) { golden(t, name+".restore", RestoreInput(test.changes, test.existing)) })
 	}
 }

@@ -53,6 +53,7 @@ func (s subject) own() Owned {
 	return Owned{
 		Chains:   []Chain{s.chain(NAT, "KUBE-SERVICES"), s.chain(NAT, "KUBE-MARK-MASQ"), s.chain(Filter, "KUBE-FORWARD")},
 		Prefixes: []string{"KUBE-IPVS-"},
+		Jumps:    s.wanted().Jumps,
 	}
 }
 
@@ -61,7 +62,8 @@ const (
 	first   = Rule("-j KUBE-IPVS-FIRST")
 )
 
-// wanted is a small plan: two jumps in one chain, one each in two others.
+// wanted is a small plan: two jumps in one chain, one each in two others. Of the two, the first
+// is moved before rules that are inserted before it.
 func (s subject) wanted() State {
 	return State{
 		Chains: map[Chain][]Rule{
@@ -73,8 +75,8 @@ func (s subject) wanted() State {
 		},
 		Jumps: []Jump{
 			{Chain: s.chain(Filter, "FORWARD"), Rule: `-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`},
-			{Chain: s.chain(Mangle, "PREROUTING"), Rule: "-j KUBE-IPVS-PRE"},
-			{Chain: s.chain(NAT, "PREROUTING"), Rule: first},
+			{Chain: s.chain(Mangle, "PREROUTING"), Rule: "-j KUBE-IPVS-PRE", Moves: true},
+			{Chain: s.chain(NAT, "PREROUTING"), Rule: first, Moves: true},
 			{Chain: s.chain(NAT, "PREROUTING"), Rule: portals},
 		},
 	}
@@ -120,8 +122,8 @@ func (s subject) must(t *testing.T, input string) {
 	}
 }
 
-// ignoreForeign excludes the fields of a State that describe other programs.
-var ignoreForeign = cmpopts.IgnoreFields(State{}, "Open")
+// ignoreForeign excludes the fields of a State that describe other programs, and what is not observed.
+var ignoreForeign = cmp.Options{cmpopts.IgnoreFields(State{}, "Open"), cmpopts.IgnoreFields(Jump{}, "Moves")}
 
 // A jump that only accepts packets exists only in a chain that may not accept them
 // anyway.
@@ -178,7 +180,6 @@ func TestDriftIsRepaired(t *testing.T) {
 	pre := "*nat\n-I PREROUTING 1 -p udp -j ACCEPT\nCOMMIT\n"
 	for name, input := range map[string]string{
 		"rule before ours":   pre,
-		"rule between ours":  "*nat\n-I PREROUTING 2 -p udp -j ACCEPT\nCOMMIT\n",
 		"chain before ours":  "*nat\n:CNI - [0:0]\n:CNI-2 - [0:0]\n-A CNI -p udp -j RETURN\n-A CNI -j CNI-2\n-A CNI-2 -p tcp -j ACCEPT\n-I PREROUTING 1 -j CNI\nCOMMIT\n",
 		"policy before ours": "*mangle\n-I PREROUTING 1 -p udp -j RETURN\nCOMMIT\n",
 		"jump deleted":       "*nat\n-D PREROUTING " + string(portals) + "\nCOMMIT\n",
@@ -209,6 +210,53 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
+// A rule that another program inserts before a jump without Moves, or between such jumps, stays there
+// when the process starts again, and when our part changes: more jumps are written beside those that
+// exist, and one that replaces an earlier one takes its place.
+func TestInsertedRulesStayFirst(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		forward := s.chain(Filter, "FORWARD")
+		chain := func(name string) Jump { return Jump{Chain: forward, Rule: Rule("-j KUBE-IPVS-" + name)} }
+		want := State{Chains: map[Chain][]Rule{}}
+		for _, name := range []string{"A", "B", "C", "D"} {
+			want.Chains[chain(name).To()] = []Rule{"-j ACCEPT"}
+		}
+		const inserted, between = Rule("-p udp -j DROP"), Rule("-p sctp -j DROP")
+		// is checks all rules of the chain, by taking those that drop for jumps of ours.
+		is := func(when string, rules ...Rule) {
+			t.Helper()
+			s = s.again()
+			own := Owned{Prefixes: []string{"KUBE-IPVS-"}, Jumps: want.Jumps}
+			s.reachOwned(t, own, want)
+			own.Chains = []Chain{s.chain(Filter, "DROP")}
+			have := s.observeOwned(t, own)
+			if got := byChain(have.Jumps)[forward]; !slices.Equal(got, rules) || len(have.Misplaced) > 0 {
+				t.Errorf("%s: %q, misplaced %v, want %q", when, got, have.Misplaced, rules)
+			}
+		}
+		a, b, c, d := chain("A"), chain("B"), chain("C"), chain("D")
+		want.Jumps = []Jump{b, c}
+		is("first", b.Rule, c.Rule)
+		s.must(t, "*filter\n-I FORWARD 1 "+string(inserted)+"\nCOMMIT\n")
+		is("a rule is inserted", inserted, b.Rule, c.Rule)
+		s.must(t, "*filter\n-I FORWARD 3 "+string(between)+"\nCOMMIT\n")
+		is("a rule is inserted between ours", inserted, b.Rule, between, c.Rule)
+		want.Jumps = []Jump{a, b, c, d}
+		is("more jumps", inserted, a.Rule, b.Rule, between, c.Rule, d.Rule)
+		want.Jumps = []Jump{b, c}
+		is("fewer jumps", inserted, b.Rule, between, c.Rule)
+		s.must(t, "*filter\n-I FORWARD 4 "+string(c.Rule)+"\n-A FORWARD "+string(b.Rule)+"\nCOMMIT\n")
+		is("copies are deleted", inserted, b.Rule, between, c.Rule)
+		b.Rule, c.Rule = "-p tcp "+b.Rule, "-p tcp "+c.Rule
+		want.Jumps = []Jump{b, c}
+		is("others replace them", inserted, b.Rule, c.Rule, between)
+		s.must(t, "*filter\n-D FORWARD "+string(b.Rule)+"\n-A FORWARD "+string(b.Rule)+"\nCOMMIT\n")
+		is("ours are in another order", inserted, b.Rule, c.Rule, between)
+		s.must(t, "*filter\n-D FORWARD "+string(b.Rule)+"\n-D FORWARD "+string(c.Rule)+"\nCOMMIT\n")
+		is("ours are deleted", b.Rule, c.Rule, inserted, between)
+	})
+}
+
 // Rules that cannot keep packets from ours are no reason to move ours.
 func TestHarmlessRulesBeforeOurs(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
@@ -227,7 +275,7 @@ func TestContestedHeadOfChain(t *testing.T) {
 	now := time.Now()
 	f := NewFake(ip.IPv4)
 	f.engine.now = func() time.Time { return now }
-	s, want := subjectOf(f), Owned{}
+	s, want := subjectOf(f), Owned{Jumps: subjectOf(f).wanted().Jumps}
 	for c := range s.wanted().Chains {
 		want.Chains = append(want.Chains, c)
 	}
@@ -291,7 +339,7 @@ func TestJumpsThatMustSeeAllPackets(t *testing.T) {
 			want.Jumps[i].Sees = pre
 		}
 	}
-	inOutput := Jump{Chain: s.chain(Mangle, "OUTPUT"), Rule: "-j KUBE-IPVS-PRE", Sees: pre}
+	inOutput := Jump{Chain: s.chain(Mangle, "OUTPUT"), Rule: "-j KUBE-IPVS-PRE", Moves: true, Sees: pre}
 	want.Jumps = append(want.Jumps, inOutput)
 	own.Jumps = want.Jumps
 	for c := range want.Chains {
@@ -539,7 +587,7 @@ func TestTablesFailIndependently(t *testing.T) {
 func TestRefusedRuleIsOmitted(t *testing.T) {
 	const absent = "-m set --match-set KUBE-ABSENT dst,dst -j "
 	each(t, func(t *testing.T, s subject) {
-		drop := Change{WriteChain, s.chain(NAT, "KUBE-IPVS-DROP"), []Rule{"-p udp -j RETURN", "-p tcp -j RETURN"}}
+		drop := Change{Op: WriteChain, Chain: s.chain(NAT, "KUBE-IPVS-DROP"), Rules: []Rule{"-p udp -j RETURN", "-p tcp -j RETURN"}}
 		for _, test := range []struct {
 			name           string
 			chain          Chain
@@ -556,7 +604,7 @@ func TestRefusedRuleIsOmitted(t *testing.T) {
 			{"sets a mark from a set", s.chain(Mangle, "KUBE-SERVICES"), []Rule{"-j SET --map-set KUBE-ABSENT dst,dst --map-mark"}, nil, false},
 		} {
 			own := Owned{Chains: []Chain{test.chain}, Prefixes: []string{"KUBE-IPVS-"}}
-			write := Change{WriteChain, test.chain, test.rules}
+			write := Change{Op: WriteChain, Chain: test.chain, Rules: test.rules}
 			if failures := s.Apply([]Change{drop, write}); len(failures) > 0 {
 				t.Errorf("%s: %v", test.name, failures)
 			}
@@ -576,7 +624,7 @@ func TestRefusedRuleIsOmitted(t *testing.T) {
 			if diff := cmp.Diff(test.written, fresh.Chains[test.chain]); diff != "" || len(fresh.Omitted) > 0 {
 				t.Errorf("%s: written (-want +got)\n%s", test.name, diff)
 			}
-			if failures := s.Apply([]Change{{DeleteChain, test.chain, nil}, {DeleteChain, drop.Chain, nil}}); len(failures) > 0 {
+			if failures := s.Apply([]Change{{Op: DeleteChain, Chain: test.chain, Rules: nil}, {Op: DeleteChain, Chain: drop.Chain, Rules: nil}}); len(failures) > 0 {
 				t.Fatal(failures)
 			}
 			if have, _ := s.Observe(own); len(have.Chains) > 0 || len(have.Omitted) > 0 {
@@ -624,10 +672,10 @@ func TestApplyIsIdempotent(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		c, old := s.chain(NAT, "KUBE-SERVICES"), s.chain(NAT, "KUBE-IPVS-GONE")
 		changes := []Change{
-			{WriteChain, c, []Rule{"-j RETURN"}},
-			{InsertJump, s.chain(NAT, "OUTPUT"), []Rule{portals}},
-			{DeleteJump, s.chain(NAT, "INPUT"), []Rule{portals}},
-			{DeleteChain, old, nil},
+			{Op: WriteChain, Chain: c, Rules: []Rule{"-j RETURN"}},
+			{Op: InsertJump, Chain: s.chain(NAT, "OUTPUT"), Rules: []Rule{portals}},
+			{Op: DeleteJump, Chain: s.chain(NAT, "INPUT"), Rules: []Rule{portals}},
+			{Op: DeleteChain, Chain: old, Rules: nil},
 		}
 		want := State{
 			Chains: map[Chain][]Rule{c: {"-j RETURN"}},
@@ -657,20 +705,20 @@ func TestInvalidChanges(t *testing.T) {
 			change Change
 			number unix.Errno
 		}{
-			{Change{WriteChain, Chain{other, NAT, "KUBE-X"}, nil}, unix.EAFNOSUPPORT},
-			{Change{WriteChain, s.chain("security", "KUBE-X"), nil}, unix.EINVAL},
-			{Change{WriteChain, s.chain(NAT, "PREROUTING"), nil}, unix.EINVAL},
-			{Change{DeleteChain, s.chain(NAT, "OUTPUT"), nil}, unix.EINVAL},
-			{Change{WriteChain, s.chain(NAT, "KUBE X"), nil}, unix.EINVAL},
-			{Change{WriteChain, s.chain(NAT, strings.Repeat("X", 29)), nil}, unix.EINVAL},
-			{Change{WriteChain, c, []Rule{"-j RETURN\n-F OUTPUT"}}, unix.EINVAL},
-			{Change{WriteChain, c, []Rule{`-m comment --comment "open -j RETURN`}}, unix.EINVAL},
-			{Change{InsertJump, s.chain(NAT, "FORWARD"), []Rule{portals}}, unix.ENOENT},
-			{Change{InsertJump, s.chain(NAT, "KUBE-IPVS-X"), []Rule{portals}}, unix.ENOENT},
-			{Change{InsertJump, s.chain(NAT, "OUTPUT"), nil}, unix.EINVAL},
-			{Change{0, c, nil}, unix.EINVAL},
+			{Change{Op: WriteChain, Chain: Chain{other, NAT, "KUBE-X"}, Rules: nil}, unix.EAFNOSUPPORT},
+			{Change{Op: WriteChain, Chain: s.chain("security", "KUBE-X"), Rules: nil}, unix.EINVAL},
+			{Change{Op: WriteChain, Chain: s.chain(NAT, "PREROUTING"), Rules: nil}, unix.EINVAL},
+			{Change{Op: DeleteChain, Chain: s.chain(NAT, "OUTPUT"), Rules: nil}, unix.EINVAL},
+			{Change{Op: WriteChain, Chain: s.chain(NAT, "KUBE X"), Rules: nil}, unix.EINVAL},
+			{Change{Op: WriteChain, Chain: s.chain(NAT, strings.Repeat("X", 29)), Rules: nil}, unix.EINVAL},
+			{Change{Op: WriteChain, Chain: c, Rules: []Rule{"-j RETURN\n-F OUTPUT"}}, unix.EINVAL},
+			{Change{Op: WriteChain, Chain: c, Rules: []Rule{`-m comment --comment "open -j RETURN`}}, unix.EINVAL},
+			{Change{Op: InsertJump, Chain: s.chain(NAT, "FORWARD"), Rules: []Rule{portals}}, unix.ENOENT},
+			{Change{Op: InsertJump, Chain: s.chain(NAT, "KUBE-IPVS-X"), Rules: []Rule{portals}}, unix.ENOENT},
+			{Change{Op: InsertJump, Chain: s.chain(NAT, "OUTPUT"), Rules: nil}, unix.EINVAL},
+			{Change{Chain: c}, unix.EINVAL},
 		} {
-			good := Change{WriteChain, c, []Rule{"-j RETURN"}}
+			good := Change{Op: WriteChain, Chain: c, Rules: []Rule{"-j RETURN"}}
 			failures := s.Apply([]Change{bad.change, good})
 			if len(failures) != 1 || failures[0].Change.Op != bad.change.Op || !errors.Is(failures[0], bad.number) {
 				t.Errorf("%s: failures = %v, want %v", bad.change, failures, bad.number)

@@ -57,15 +57,24 @@ func (l *omissions) adapt(changes []Change) []Change {
 		case c.Op == WriteChain:
 			c.Rules = l.adaptChain(c.Chain, c.Rules, changes)
 		case c.isJump() && len(c.Rules) == 1:
-			if v, _ := l.verdict(c.Chain.Table, c.Rules[0]); v.instead != "" {
-				c.Rules = []Rule{v.instead}
-			}
+			c.Rules, c.After, c.Before = l.written(c.Chain.Table, c.Rules), l.written(c.Chain.Table, c.After), l.written(c.Chain.Table, c.Before)
 			added[c.jump()] = added[c.jump()] || c.Op != DeleteJump
 		}
 		out = append(out, c)
 	}
 	// Do not delete a jump that is also added: an earlier process wrote it without its comment.
 	return slices.DeleteFunc(out, func(c Change) bool { return c.Op == DeleteJump && len(c.Rules) == 1 && added[c.jump()] })
+}
+
+// written returns the rules with those that were written instead of refused ones.
+func (l *omissions) written(t Table, rules []Rule) []Rule {
+	out := slices.Clone(rules)
+	for i, r := range rules {
+		if v, _ := l.verdict(t, r); v.instead != "" {
+			out[i] = v.instead
+		}
+	}
+	return out
 }
 
 // jumpRefused reports whether a jump is omitted.

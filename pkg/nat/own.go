@@ -19,7 +19,7 @@ type Owned struct {
 	// chains.
 	Prefixes []string
 	// Jumps are the desired jumps. They are checked where a base chain cannot be listed
-	// (see Unread), and those with Append do not count as displaced.
+	// (see Unread), and only those with Moves count as displaced.
 	Jumps []Jump
 }
 
@@ -48,9 +48,9 @@ var baseChains = map[Table][]string{
 // names.
 func isBase(name string) bool { return slices.Contains(baseChains[Mangle], name) }
 
-// state returns our part of a family's ruleset. If stays returns true for a chain, jumps in
-// it count as being at its head. state also returns the base chains in which our jumps follow
-// a rule that can keep packets from them.
+// state returns our part of a family's ruleset. If stays returns true for a chain, no jump in
+// it is misplaced behind foreign rules. state also returns the base chains in which jumps with
+// Moves follow a rule that can keep packets from them.
 func (o Owned) state(family ip.Family, rules ruleset, stays func(Chain) bool) (State, map[Chain]bool) {
 	s := State{Chains: map[Chain][]Rule{}}
 	displaced := map[Chain]bool{}
@@ -79,29 +79,30 @@ func (o Owned) others(rules []Rule, c Chain) []Rule {
 }
 
 // sortJumps adds the jumps of a base chain to the state. Rules of other programs before
-// a jump do not matter unless they can keep packets from it. It reports whether there
-// is such a rule.
+// a jump matter only if it has Moves and they can keep packets from it. It reports whether
+// there are such a jump and such a rule.
 func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced bool) {
 	blocked, seen := false, map[string]bool{} // blocked: packets may not reach this point
 	for _, r := range t.chains[c.Name] {
 		j := Jump{Chain: c, Rule: r}
-		switch ours := o.has(j.To()); {
-		case !ours:
+		if !o.has(j.To()) {
 			blocked = blocked || t.decides(r, seen)
 			continue
-		case (!blocked || stays) && !slices.Contains(s.Jumps, j):
-			s.Jumps = append(s.Jumps, j)
-		default:
-			s.Misplaced = append(s.Misplaced, j)
 		}
-		displaced = displaced || blocked && !o.appends(c, r)
+		overtaken := blocked && o.moves(c, r)
+		displaced = displaced || overtaken
+		if overtaken && !stays || slices.Contains(s.Jumps, j) {
+			s.Misplaced = append(s.Misplaced, j)
+		} else {
+			s.Jumps = append(s.Jumps, j)
+		}
 	}
 	if blocked && slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Behind == c }) {
 		s.Decided = append(s.Decided, c)
 	}
-	// If none of our jumps is there, possibly because the chain is contested (Jump.Sees), any
+	// If no jump with Moves is there, possibly because the chain is contested (Jump.Sees), any
 	// rule that can keep packets from later rules counts.
-	ours := slices.ContainsFunc(byChain(slices.Concat(s.Jumps, s.Misplaced))[c], func(r Rule) bool { return !o.appends(c, r) })
+	ours := slices.ContainsFunc(byChain(slices.Concat(s.Jumps, s.Misplaced))[c], func(r Rule) bool { return o.moves(c, r) })
 	if stays && (displaced || blocked && !ours) {
 		s.Contested = append(s.Contested, c)
 	}
@@ -140,6 +141,11 @@ func (t *table) decidesAtAll(r Rule) bool {
 // appends reports whether a rule is a desired jump with Append.
 func (o Owned) appends(c Chain, r Rule) bool {
 	return slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Chain == c && j.Rule == r && j.Append })
+}
+
+// moves reports whether a rule is a desired jump with Moves.
+func (o Owned) moves(c Chain, r Rule) bool {
+	return slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Chain == c && j.Rule == r && j.Moves })
 }
 
 // open returns the base chains of table filter that are open; see State.Open. A chain

@@ -64,7 +64,7 @@ func runsWithout(t *testing.T, name string, lacks func(Rule) bool, n int) int {
 		return nil
 	}
 	rules, chain := manyRules(n), Chain{ip.IPv4, NAT, "KUBE-SERVICES"}
-	changes := []Change{{WriteChain, Chain{ip.IPv4, NAT, "KUBE-IPVS-DROP"}, []Rule{"-p udp -j RETURN"}}, {WriteChain, chain, rules}}
+	changes := []Change{{Op: WriteChain, Chain: Chain{ip.IPv4, NAT, "KUBE-IPVS-DROP"}, Rules: []Rule{"-p udp -j RETURN"}}, {Op: WriteChain, Chain: chain, Rules: rules}}
 	if failures := f.Apply(changes); len(failures) > 0 {
 		t.Fatal(failures)
 	}
@@ -92,7 +92,7 @@ func runsWithout(t *testing.T, name string, lacks func(Rule) bool, n int) int {
 	}
 	// New rules with the same parts need no further runs, and neither does a retry.
 	more := append(slices.Clone(rules), manyRules(n + 1)[5*n:]...)
-	f.Apply([]Change{{WriteChain, chain, more}})
+	f.Apply([]Change{{Op: WriteChain, Chain: chain, Rules: more}})
 	if after := f.Restores() - runs; after > 1 && name != "one rule" && name != "one mark" {
 		t.Errorf("%d more runs for %d more rules", after, len(more)-len(rules))
 	}

@@ -34,11 +34,17 @@ func (c Chain) String() string { return fmt.Sprintf("%s %s/%s", c.Family, c.Tabl
 // of the plan, with the nft and the legacy back end.
 type Rule string
 
-// Jump is a rule of ours in a base chain (PREROUTING, INPUT, …). Jumps precede all
-// other rules, in the given order, except those with Append.
+// Jump is a rule of ours in a base chain (PREROUTING, INPUT, …). When the first jumps of a chain
+// are written, they precede all other rules, except those with Append. Later ones are written
+// beside them. Jumps stay in the given order, those with Moves first.
 type Jump struct {
 	Chain Chain
 	Rule  Rule
+	// Moves reports that packets which do not reach the jump fare worse than under kube-proxy. Such
+	// a jump is moved to the head of its chain if a foreign rule can keep packets from it. Any
+	// other jump stays behind rules that are inserted before it, as under kube-proxy. Observe does
+	// not set it.
+	Moves bool
 	// Append puts the jump after ours and all rules that exist when it is written, so
 	// that it decides only if no other rule has. Observe does not set it.
 	Append bool
@@ -63,13 +69,13 @@ func (j Jump) To() Chain { return Chain{j.Chain.Family, j.Chain.Table, target(j.
 // State is our part of the ruleset: our chains with all their rules, and jumps to them.
 type State struct {
 	Chains map[Chain][]Rule
-	Jumps  []Jump // reached by all packets of their chain, in order, each once; then those with Append
-	// Misplaced are other observed jumps to our chains: duplicates, and those that follow a
-	// foreign rule which can keep packets from them. The same jump may occur more than
+	Jumps  []Jump // in order, each once; then those with Append
+	// Misplaced are other observed jumps to our chains: duplicates, and those with Moves that
+	// follow a foreign rule which can keep packets from them. The same jump may occur more than
 	// once. A desired state has none.
 	Misplaced []Jump
 	// Omitted are rules of Chains that are omitted because they are refused. Contested
-	// are chains in which our jumps stay, or would stay, behind rules that can keep packets
+	// are chains in which jumps with Moves stay, or would stay, behind rules that can keep packets
 	// from them, because another program keeps moving those to the head. Unread are tables
 	// of which only our part could be read. A desired state has none of these.
 	Omitted   []OmittedRule
@@ -106,7 +112,7 @@ type Op uint8
 const (
 	WriteChain  Op = iota + 1 // create the chain if necessary, and replace its rules
 	DeleteChain               // flush and remove
-	InsertJump                // at the head of the chain, once
+	InsertJump                // at the head of the chain or beside other jumps, once
 	AppendJump                // at its end, once
 	DeleteJump                // all copies
 )
@@ -127,6 +133,10 @@ type Change struct {
 	Op    Op
 	Chain Chain
 	Rules []Rule // of WriteChain: all rules; of a jump: the one
+	// After and Before are the place of InsertJump: directly behind the last rule of After that
+	// exists. If none does, directly before the first rule of Before. If none of these exists
+	// either, it is the head of the chain. Before may contain the jump itself.
+	After, Before []Rule
 }
 
 func (c Change) jump() Jump { return Jump{Chain: c.Chain, Rule: c.Rules[0]} }

@@ -160,7 +160,7 @@ func (r *ruleset) branchRules() {
 	for _, set := range r.used(ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts) {
 		rules = append(rules, rule("from a pod routed by interface", "-m conntrack --ctstate NEW "+r.match(set, "dst,dst"), "CONNMARK --set-xmark "+bound))
 	}
-	r.jumpIf(nat.Mangle, "PREROUTING", r.match(BranchSources, "src"), "KUBE-IPVS-BRANCH", replyComment)
+	r.jumpFirst(nat.Mangle, "PREROUTING", r.match(BranchSources, "src"), "KUBE-IPVS-BRANCH", replyComment)
 	r.chain(nat.Mangle, "KUBE-IPVS-BRANCH", append(rules,
 		nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %[1]s", bound)))...)
 }

@@ -246,8 +246,8 @@ func (r *ruleset) claims() {
 		return
 	}
 	const comment = "kubernetes claimed ports"
-	r.jumpIf(nat.Mangle, "PREROUTING", r.match(PortVIPs, "dst"), chainClaim, comment)
-	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), chainClaim, comment)
+	r.jumpFirst(nat.Mangle, "PREROUTING", r.match(PortVIPs, "dst"), chainClaim, comment)
+	r.jumpFirst(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), chainClaim, comment)
 	r.chain(nat.Mangle, chainClaim, r.claimRules()...)
 	r.claimsBehind()
 	r.segmentSize()
@@ -268,7 +268,7 @@ func (r *ruleset) unroutedClaims() {
 	for _, hook := range []string{"FORWARD", "POSTROUTING"} {
 		for _, link := range r.outerLinks {
 			match := fmt.Sprintf("-o %s -m mark --mark %#[2]x/%#[2]x %s", link, r.cfg.VIPs.Mark, r.match(PortVIPs, "dst"))
-			r.jumpIf(nat.Mangle, hook, match, "KUBE-IPVS-UNROUTED", "kubernetes claimed ports")
+			r.jumpFirst(nat.Mangle, hook, match, "KUBE-IPVS-UNROUTED", "kubernetes claimed ports")
 		}
 	}
 	var rules []nat.Rule
@@ -293,7 +293,7 @@ func (r *ruleset) segmentSize() {
 		return
 	}
 	const syn = "-p tcp -m tcp --tcp-flags SYN,RST SYN"
-	r.jumpIf(nat.Mangle, "FORWARD", syn+" -m conntrack --ctdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
+	r.jumpFirst(nat.Mangle, "FORWARD", syn+" -m conntrack --ctdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
 	r.chain(nat.Mangle, "KUBE-IPVS-MSS", nat.Rule(syn+" -j TCPMSS --clamp-mss-to-pmtu"))
 }
 
@@ -321,7 +321,7 @@ func (r *ruleset) claimedForward() []nat.Rule {
 //	raw -A KUBE-IPVS-CLAIM ! -p tcp -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
 //	raw -A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
 func (r *ruleset) claimsBehind() {
-	r.jumpIf(nat.Raw, "PREROUTING", r.match(PortVIPs, "dst"), chainClaim, "kubernetes claimed ports")
+	r.jumpFirst(nat.Raw, "PREROUTING", r.match(PortVIPs, "dst"), chainClaim, "kubernetes claimed ports")
 	r.lastJump().Behind = r.key(nat.Mangle, "PREROUTING")
 	var rules []nat.Rule
 	if r.uses(Refused) {
@@ -464,9 +464,9 @@ func (r *ruleset) sharedVIPs(n *Node) {
 		nat.Rule(fmt.Sprintf("-m connmark ! --mark %[1]s -j MARK --set-xmark %[1]s", leaves)))
 }
 
-// jumpForAll is jumpIf for a mangle chain that marks all packets of a connection or none.
+// jumpForAll is jumpFirst for a mangle chain that marks all packets of a connection or none.
 func (r *ruleset) jumpForAll(from, match, to, comment string) {
-	r.jumpIf(nat.Mangle, from, match, to, comment)
+	r.jumpFirst(nat.Mangle, from, match, to, comment)
 	r.lastJump().Sees = r.key(nat.Mangle, "PREROUTING")
 }
 

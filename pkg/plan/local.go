@@ -286,7 +286,7 @@ func (r *ruleset) clearMarks(n *Node) {
 	if local|claim == 0 {
 		return
 	}
-	r.jumpIf(nat.Mangle, "OUTPUT", fmt.Sprintf("-m mark ! --mark 0x0/%#x -m ipvs --ipvs", local|claim), "KUBE-IPVS-SENT", "kubernetes virtual servers")
+	r.jumpFirst(nat.Mangle, "OUTPUT", fmt.Sprintf("-m mark ! --mark 0x0/%#x -m ipvs --ipvs", local|claim), "KUBE-IPVS-SENT", "kubernetes virtual servers")
 	var rules []nat.Rule
 	withoutFwmark := ""
 	if local != 0 {

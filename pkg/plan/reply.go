@@ -76,7 +76,7 @@ func (r *ruleset) replyRouting() {
 	r.bind()
 	r.returns()
 	if len(r.paths.Strays) > 0 && r.maySendStrays() {
-		r.jumpIf(nat.Mangle, "POSTROUTING", "-m connmark --mark "+r.main()+" -m conntrack --ctdir ORIGINAL", "KUBE-IPVS-STRAY", replyComment)
+		r.jumpFirst(nat.Mangle, "POSTROUTING", "-m connmark --mark "+r.main()+" -m conntrack --ctdir ORIGINAL", "KUBE-IPVS-STRAY", replyComment)
 		r.chain(nat.Mangle, "KUBE-IPVS-STRAY", r.strayRules()...)
 	}
 }
@@ -101,7 +101,7 @@ func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
 //	-A KUBE-IPVS-RESTORE -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-RESTORE -i eth1 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x40/0x3060     (each ENI)
 func (r *ruleset) restore() {
-	r.jumpIf(nat.Mangle, "PREROUTING", r.isBound(), "KUBE-IPVS-RESTORE", replyComment)
+	r.jumpFirst(nat.Mangle, "PREROUTING", r.isBound(), "KUBE-IPVS-RESTORE", replyComment)
 	rules := []nat.Rule{nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -j MARK --set-xmark %[1]s", r.main()))}
 	for _, b := range r.paths.Bound[1:] {
 		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
@@ -172,7 +172,7 @@ func (r *ruleset) uplinkChains() {
 //	-A KUBE-IPVS-BIND -j CONNMARK --set-xmark 0x20/0x3060
 func (r *ruleset) bind() {
 	if r.bindsMasqueraded() {
-		r.jumpIf(nat.Mangle, "OUTPUT", r.masqueradedSource(), "KUBE-IPVS-BIND", replyComment)
+		r.jumpFirst(nat.Mangle, "OUTPUT", r.masqueradedSource(), "KUBE-IPVS-BIND", replyComment)
 		r.chain(nat.Mangle, "KUBE-IPVS-BIND", nat.Rule("-j CONNMARK --set-xmark "+r.main()))
 	}
 }
@@ -211,9 +211,9 @@ func (r *ruleset) returns() {
 		changes += " -m mark ! --mark " + r.main()
 		notMain = "-m connmark ! --mark " + r.main() + " "
 	}
-	r.jumpIf(nat.Mangle, "FORWARD", changes+" -m conntrack --ctdir REPLY", "KUBE-IPVS-RETURN", replyComment)
+	r.jumpFirst(nat.Mangle, "FORWARD", changes+" -m conntrack --ctdir REPLY", "KUBE-IPVS-RETURN", replyComment)
 	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", restore)
-	r.jumpIf(nat.Mangle, "OUTPUT", changes, "KUBE-IPVS-BOUND", replyComment)
+	r.jumpFirst(nat.Mangle, "OUTPUT", changes, "KUBE-IPVS-BOUND", replyComment)
 	r.chain(nat.Mangle, "KUBE-IPVS-BOUND", restore,
 		nat.Rule(notMain+"-m conntrack --ctdir ORIGINAL -j MARK --set-xmark "+r.masked(0)))
 }

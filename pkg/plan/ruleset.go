@@ -46,6 +46,10 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, facts *Facts, family ip.
 	r.virtualAddresses(n)
 	r.forward()
 	r.accept()
+	// nat.Jump requires this order. In mangle OUTPUT, it puts the source ranges and the fwmarks of
+	// internal clients last; no jump there depends on being behind these.
+	staying := slices.DeleteFunc(slices.Clone(state.Jumps), func(j nat.Jump) bool { return j.Moves })
+	state.Jumps = append(slices.DeleteFunc(state.Jumps, func(j nat.Jump) bool { return !j.Moves }), staying...)
 }
 
 // notEstablished matches packets that start a connection or belong to none.
@@ -61,8 +65,18 @@ func (r *ruleset) key(t nat.Table, name string) nat.Chain {
 	return nat.Chain{Family: r.family, Table: t, Name: name}
 }
 
-// jump adds a rule at the head of a base chain, after the jumps added before.
+// jump adds a rule at the head of a base chain, after the jumps added before. It stays behind rules
+// that are inserted later, as under kube-proxy.
 func (r *ruleset) jump(t nat.Table, from, to, comment string) { r.jumpIf(t, from, "", to, comment) }
+
+// jumpFirst is jumpIf for packets that would fare worse than under kube-proxy without the jump. It
+// is moved before foreign rules that can keep packets from it. The chain only changes marks and
+// segment sizes, or drops packets that are about to leave the node by mistake, so a rule that it
+// is moved before has the same effect.
+func (r *ruleset) jumpFirst(t nat.Table, from, match, to, comment string) {
+	r.jumpIf(t, from, match, to, comment)
+	r.lastJump().Moves = true
+}
 
 // jumpIf is jump with a match.
 func (r *ruleset) jumpIf(t nat.Table, from, match, to, comment string) {

@@ -450,13 +450,13 @@ func ofTable(s nat.State, table nat.Table) nat.State {
 		return slices.DeleteFunc(slices.Clone(jumps), func(j nat.Jump) bool { return j.Chain.Table != table })
 	}
 	out.Jumps, out.Misplaced, out.Contested, out.Decided = of(s.Jumps), of(s.Misplaced), s.Contested, s.Decided
-	out.Overtaken, out.Yielded = s.Overtaken, s.Yielded
+	out.Overtaken, out.Yielded, out.Unread = s.Overtaken, s.Yielded, s.Unread
 	return out
 }
 
 // join returns s with the chains of more written into it; the jumps of more come first.
 func join(s, more nat.State) nat.State {
-	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}, Jumps: slices.Clone(more.Jumps), Misplaced: s.Misplaced, Open: s.Open, Contested: s.Contested, Decided: s.Decided, Overtaken: s.Overtaken, Yielded: s.Yielded}
+	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}, Jumps: slices.Clone(more.Jumps), Misplaced: s.Misplaced, Open: s.Open, Contested: s.Contested, Decided: s.Decided, Overtaken: s.Overtaken, Yielded: s.Yielded, Unread: s.Unread}
 	maps.Copy(out.Chains, s.Chains)
 	maps.Copy(out.Chains, more.Chains)
 	for _, j := range s.Jumps {

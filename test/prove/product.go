@@ -70,10 +70,13 @@ func (p *Product) Look() error {
 }
 
 // Resync compares the kernel with the state, as after a change by another program.
-func (p *Product) Resync() error {
+func (p *Product) Resync() error { return p.compare(reconcile.External{MaybeDeleted: true}) }
+
+// compare compares the kernel with the state after a change that is announced.
+func (p *Product) compare(change reconcile.External) error {
 	p.resyncs++
 	now := time.Now().Add(time.Duration(p.resyncs) * time.Minute) // beyond the pause between comparisons
-	p.reconciler.Changed(now, reconcile.External{MaybeDeleted: true})
+	p.reconciler.Changed(now, change)
 	for {
 		done := p.reconciler.Step(now)
 		if err := cmp.Or(done.ReadErr, done.Problems.Err()); err != nil {

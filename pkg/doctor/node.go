@@ -113,6 +113,7 @@ func rules(f *Facts) []Finding {
 	var out []Finding
 	for _, n := range f.Nodes {
 		first := map[nat.Chain]int{} // index of our first rule
+		moves := map[nat.Chain]bool{}
 		for _, j := range jumps(f, n) {
 			at := slices.Index(n.Ruleset[j.Chain.Table].Chains[j.Chain.Name], j.Rule)
 			if at < 0 && j.Chain.Table == nat.NAT && !j.Append {
@@ -122,22 +123,26 @@ func rules(f *Facts) []Finding {
 			if was, ok := first[j.Chain]; at >= 0 && !j.Append && (!ok || at < was) {
 				first[j.Chain] = at
 			}
+			moves[j.Chain] = moves[j.Chain] || at >= 0 && j.Moves
 		}
 		for _, chain := range slices.SortedFunc(maps.Keys(first), func(a, b nat.Chain) int { return strings.Compare(a.String(), b.String()) }) {
-			out = append(out, shadows(n, chain, first[chain])...)
+			out = append(out, shadows(n, chain, first[chain], moves[chain])...)
 		}
 	}
 	return out
 }
 
 // shadows reports terminating rules of other programs that precede ours in a base
-// chain.
-func shadows(n *trace.Node, chain nat.Chain, ours int) []Finding {
+// chain. moves is nat.Jump.Moves of ours.
+func shadows(n *trace.Node, chain nat.Chain, ours int, moves bool) []Finding {
+	hint := "kube-ipvs leaves its rule behind, as kube-proxy does; if Services should get the packets that the rule matches, insert it behind"
+	if moves {
+		hint = "kube-ipvs moves its rule to the front within --ipvs-sync-period; find the program that inserts rules at the head"
+	}
 	var out []Finding
 	for _, r := range n.Ruleset[chain.Table].Chains[chain.Name][:ours] {
 		if target := strings.Join(nat.Arguments(r, "-j"), ""); slices.Contains([]string{"ACCEPT", "DROP", "REJECT", "RETURN"}, target) {
-			out = append(out, Finding{Warning, string(chain.Table) + " " + chain.Name, "a rule of another program precedes ours: -A " + chain.Name + " " + string(r),
-				"kube-ipvs moves its rule to the front within --ipvs-sync-period; find the program that inserts rules at the head"})
+			out = append(out, Finding{Warning, string(chain.Table) + " " + chain.Name, "a rule of another program precedes ours: -A " + chain.Name + " " + string(r), hint})
 		}
 	}
 	return out

@@ -129,19 +129,24 @@ func TestBehaviourUnreadableRules(t *testing.T) {
 	}
 }
 
-// TestBehaviourInsistence runs a program that inserts its rule before ours again and
-// again, as Calico's Felix does. After a few moves our rule stays behind it. This is
-// logged once, and our rules are still repaired.
+// TestBehaviourInsistence runs a program that inserts its rule before ours in mangle PREROUTING again and
+// again, as Calico's Felix does. The jump there makes VIPs local that are claimed by port, so it is
+// moved. After a few moves it stays behind. This is logged once.
 func TestBehaviourInsistence(t *testing.T) {
 	node, flags := loneNode(t)
-	p := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", "1s")...)
-	const rule = "INPUT -s 192.0.2.0/24 -m comment --comment insists -j ACCEPT"
+	flags = append(flags, "--ipvs-sync-period", "1s", "--claim-load-balancers", "port", "--claim-external-ips", "port")
+	p := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, flags...)
+	const rule = "PREROUTING -s 192.0.2.0/24 -m comment --comment insists -j ACCEPT"
 	moves := 0
-	const said = "another program keeps inserting its rules before ours in IPv4 filter/INPUT"
+	const said = "another program keeps inserting its rules before ours in IPv4 mangle/PREROUTING"
+	list := func() string { return node.Exec("iptables", "-w", "-t", "mangle", "-S", "PREROUTING") }
+	insert := func() {
+		node.Exec("sh", "-c", "iptables -w -t mangle -D "+rule+" 2>/dev/null; iptables -w -t mangle -I "+rule)
+	}
 	lab.Eventually(t, 2*syncLimit, "kube-ipvs gives way", func() error {
-		if rules := node.Exec("iptables", "-w", "-S", "INPUT"); !strings.HasPrefix(rules, "-P INPUT ACCEPT\n-A INPUT -s 192.0.2.0/24 ") {
+		if !strings.HasPrefix(list(), "-P PREROUTING ACCEPT\n-A PREROUTING -s 192.0.2.0/24 ") {
 			moves++
-			node.Exec("sh", "-c", "iptables -w -D "+rule+" 2>/dev/null; iptables -w -I "+rule)
+			insert()
 		}
 		if !strings.Contains(p.Log(), said) {
 			return fmt.Errorf("moved %d times", moves)
@@ -151,17 +156,55 @@ func TestBehaviourInsistence(t *testing.T) {
 	if moves > 5 {
 		t.Errorf("moved %d times", moves)
 	}
-	node.Exec("iptables", "-w", "-D", "INPUT", "3")
-	lab.Eventually(t, syncLimit, "a jump that is deleted is back", func() error {
-		rules := node.Exec("iptables", "-w", "-S", "INPUT")
-		if n := strings.Count(rules, "-j KUBE-"); n < 2 {
-			return fmt.Errorf("%d jumps:\n%s", n, rules)
-		}
-		return nil
-	})
-	node.Exec("sh", "-c", "iptables -w -D "+rule+"; iptables -w -I "+rule)
+	if rules := list(); strings.Count(rules, "-j KUBE-IPVS-CLAIM") != 1 {
+		t.Errorf("want one jump:\n%s", rules)
+	}
+	insert()
 	staysQuiet(t, node, p)
 	if n := strings.Count(p.Log(), said); n != 1 {
 		t.Errorf("%q is said %d times", said, n)
 	}
+}
+
+// TestBehaviourInsertedRules inserts rules before the jumps that kube-proxy has too. As under kube-proxy,
+// they stay first, also when kube-ipvs starts again.
+func TestBehaviourInsertedRules(t *testing.T) {
+	node, flags := loneNode(t)
+	flags = append(flags, "--ipvs-sync-period", "1s")
+	p := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, flags...)
+	inserted := [][3]string{
+		{"filter", "FORWARD", "-s 192.0.2.1/32 -j DROP"},
+		{"filter", "INPUT", "-s 192.0.2.1/32 -j DROP"},
+		{"nat", "PREROUTING", "-d 192.0.2.2/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 192.0.2.3:8080"},
+		{"nat", "OUTPUT", "-d 192.0.2.2/32 -j ACCEPT"},
+		{"nat", "POSTROUTING", "-m mark --mark 0x4000/0x4000 -j SNAT --to-source 192.168.50.11"},
+	}
+	for _, r := range inserted {
+		node.Exec("sh", "-c", fmt.Sprintf("iptables -w -t %s -I %s %s", r[0], r[1], r[2]))
+	}
+	stay := func() {
+		t.Helper()
+		for _, r := range inserted {
+			rules := node.Exec("iptables", "-w", "-t", r[0], "-S", r[1])
+			first := fmt.Sprintf("-P %s ACCEPT\n-A %s %s\n", r[1], r[1], r[2])
+			if !strings.HasPrefix(rules, first) || !strings.Contains(rules, "-j KUBE-") {
+				t.Errorf("table %s:\n%s", r[0], rules)
+			}
+		}
+	}
+	const comparisons = "kube_ipvs_compare_duration_seconds_count"
+	before := counted(t, node, comparisons)
+	lab.Eventually(t, syncLimit, "jumps are written because INPUT may drop packets", func() error {
+		rules, n := node.Exec("iptables", "-w", "-S", "INPUT"), counted(t, node, comparisons)-before
+		if n < 2 || !strings.Contains(rules, "-j KUBE-IPVS-ACCEPT") {
+			return fmt.Errorf("after %v comparisons:\n%s", n, rules)
+		}
+		return nil
+	})
+	staysQuiet(t, node, p)
+	stay()
+	p.Terminate()
+	p = node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, flags...)
+	staysQuiet(t, node, p)
+	stay()
 }

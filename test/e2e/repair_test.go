@@ -198,8 +198,8 @@ var announced = []damage{
 	{"the rules for the loopback address", "nft delete table ip kube-ipvs"},
 	{"a rule of nftables", "nft flush chain ip kube-ipvs request"},
 	{"a rule of another tool between ours", "ip6tables -w -t mangle -I PREROUTING 2 -s 2001:db8::1/128 -j RETURN"},
-	{"a rule of another tool before ours", "iptables -w -t nat -I PREROUTING 1 -s 192.0.2.1/32 -j ACCEPT"},
-	{"a refusal of another tool before ours", "iptables -w -t filter -I INPUT 1 -s 192.0.2.1/32 -j DROP"},
+	{"a rule of another tool before ours", "iptables -w -t mangle -I PREROUTING 1 -s 192.0.2.1/32 -j ACCEPT"},
+	{"a refusal of another tool before ours", "iptables -w -t mangle -I PREROUTING 1 -s 192.0.2.1/32 -j DROP"},
 }
 
 const toldName, seenName = "announced by netlink", "found by the checks every second"

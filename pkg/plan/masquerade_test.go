@@ -72,12 +72,19 @@ func TestMasqueradeByMark(t *testing.T) {
 
 // TestForeignMarksStay checks that a packet to the node that is not for a claimed port keeps a mark
 // with the bits of the claim mark: in filter INPUT it is another program's, such as one that selects
-// a table for the replies of a socket (tcp_fwmark_accept).
+// a table for the replies of a socket (tcp_fwmark_accept). So does a packet of the node that IPVS has
+// not sent.
 func TestForeignMarksStay(t *testing.T) {
 	s := load(t, "cluster")
 	s.Config.VIPs.LoadBalancers = plan.ClaimPort
 	n := 0
 	for _, j := range plan.ForNode(&s.Config, &s.Node).NAT.Jumps {
+		if strings.HasSuffix(string(j.Rule), "-j KUBE-IPVS-SENT") {
+			n++
+			if !strings.Contains(string(j.Rule), "-m ipvs --ipvs") {
+				t.Errorf("%s %s: clears marks of another program's packets", j.Chain, j.Rule)
+			}
+		}
 		if j.Chain.Table != nat.Filter || !strings.HasSuffix(string(j.Rule), "-j KUBE-IPVS-CLAIMED") {
 			continue
 		}
@@ -87,7 +94,7 @@ func TestForeignMarksStay(t *testing.T) {
 			t.Errorf("%s %s: want the mark, which few packets have, and then the set of claimed VIPs", j.Chain, j.Rule)
 		}
 	}
-	if n != len(s.Config.Families) {
-		t.Errorf("%d rules, want one of each family", n)
+	if n != 2*len(s.Config.Families) {
+		t.Errorf("%d rules, want two of each family", n)
 	}
 }

@@ -283,3 +283,30 @@ func overwriteMark(f *Facts, hook string, priority int, uses plan.SetName) {
 	}}}
 	n.Sets[uses.In(ip.IPv4)] = ipset.Contents{Entries: map[ipset.Entry]uint32{{Addr: netip.MustParseAddr("203.0.113.1")}: 0}}
 }
+
+// TestRulesBeforeOurs: the hint says whether kube-ipvs moves its rule before another program's.
+func TestRulesBeforeOurs(t *testing.T) {
+	f := healthy()
+	f.Config.VIPs.LoadBalancers = plan.ClaimPort
+	const inserted = nat.Rule("-s 192.0.2.0/24 -j ACCEPT")
+	tables := nat.Ruleset{}
+	for _, j := range jumps(f, f.Nodes[0]) {
+		if tables[j.Chain.Table].Chains == nil {
+			tables[j.Chain.Table] = nat.Contents{Chains: map[string][]nat.Rule{}}
+		}
+		chains := tables[j.Chain.Table].Chains
+		if chains[j.Chain.Name] == nil && j.Chain.Name == "PREROUTING" {
+			chains[j.Chain.Name] = []nat.Rule{inserted}
+		}
+		chains[j.Chain.Name] = append(chains[j.Chain.Name], j.Rule)
+	}
+	f.Nodes[0].Ruleset = tables
+	hints := map[string]string{}
+	for _, x := range rules(f) {
+		hints[x.About], _, _ = strings.Cut(x.Fix, " its rule")
+	}
+	want := map[string]string{"nat PREROUTING": "kube-ipvs leaves", "mangle PREROUTING": "kube-ipvs moves", "raw PREROUTING": "kube-ipvs moves"}
+	if diff := cmp.Diff(want, hints); diff != "" {
+		t.Error(diff)
+	}
+}

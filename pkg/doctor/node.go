@@ -135,7 +135,7 @@ func rules(f *Facts) []Finding {
 // shadows reports terminating rules of other programs that precede ours in a base
 // chain. moves is nat.Jump.Moves of ours.
 func shadows(n *trace.Node, chain nat.Chain, ours int, moves bool) []Finding {
-	hint := "kube-ipvs leaves its rule behind, as kube-proxy does; if Services should get the packets that the rule matches, insert it behind"
+	hint := "kube-ipvs leaves its rule there, as kube-proxy does; if the other rule matches packets for Services by mistake, put it behind"
 	if moves {
 		hint = "kube-ipvs moves its rule to the front within --ipvs-sync-period; find the program that inserts rules at the head"
 	}

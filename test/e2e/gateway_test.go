@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -18,10 +20,12 @@ import (
 // The network's router and the hosts behind it reach the cluster only through eth1.
 type twoNICs struct {
 	*cluster
-	node  *lab.BridgeNode
-	near  *lab.Namespace // in the network of eth1
-	far   *lab.Namespace // behind its router
-	cells []gatewayCell
+	node   *lab.BridgeNode
+	router *lab.Fabric
+	lan    *lab.Segment   // the network of eth1
+	near   *lab.Namespace // in it
+	far    *lab.Namespace // behind its router
+	cells  []gatewayCell
 }
 
 // gatewayCell is a destination, and the endpoints that answer there.
@@ -35,12 +39,12 @@ func newTwoNICs(t *testing.T) *twoNICs {
 	t.Helper()
 	c := &twoNICs{cluster: newOfflineCluster(t)}
 	c.node = c.Nodes[0]
-	router := c.Lab.Fabric("router")
-	lan := router.Segment("10.13.0.1/24", "fd00:13::1/64")
-	lan.Attach(c.node.Namespace, "eth1", "10.13.0.5/24", "fd00:13::5/64")
-	c.near = lan.Client("near", "10.13.0.9/24", "fd00:13::9/64")
-	c.far = router.Segment("198.18.0.1/24", "fd00:198::1/64").Client("far", "198.18.0.9/24", "fd00:198::9/64")
-	for _, host := range []*lab.Namespace{router.Namespace, c.near} {
+	c.router = c.Lab.Fabric("router")
+	c.lan = c.router.Segment("10.13.0.1/24", "fd00:13::1/64")
+	c.lan.Attach(c.node.Namespace, "eth1", "10.13.0.5/24", "fd00:13::5/64")
+	c.near = c.lan.Client("near", "10.13.0.9/24", "fd00:13::9/64")
+	c.far = c.router.Segment("198.18.0.1/24", "fd00:198::1/64").Client("far", "198.18.0.9/24", "fd00:198::9/64")
+	for _, host := range []*lab.Namespace{c.router.Namespace, c.near} {
 		host.Route("203.0.113.0/24 via 10.13.0.5", "fd00:203:1::/64 via fd00:13::5", "fd00:203:3::/64 via fd00:13::5")
 	}
 	c.node.ReversePath("1")
@@ -68,10 +72,16 @@ func newTwoNICs(t *testing.T) *twoNICs {
 // start starts the proxy with the Services web and, under externalTrafficPolicy Local, kept.
 func (c *twoNICs) start(t *testing.T, args ...string) *lab.Process {
 	t.Helper()
+	return c.startWith(t, nil, args...)
+}
+
+// startWith starts the proxy with more objects.
+func (c *twoNICs) startWith(t *testing.T, more []runtime.Object, args ...string) *lab.Process {
+	t.Helper()
 	web, kept := newExposed("web", 1), newExposed("kept", 2)
 	kept.Spec.ExternalTrafficPolicy, kept.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 32002
 	pods := []podEndpoint{ready(c.web1), ready(c.web2)}
-	objects := append(withSlices(web, pods...), withSlices(kept, pods...)...)
+	objects := slices.Concat(withSlices(web, pods...), withSlices(kept, pods...), more)
 	return c.node.StartProxy(func(*lab.Process) error { return hasPassed(c.node.Node) }, append([]string{
 		"--manifests", writeManifests(t, objects...), "--hostname-override", c.node.Name, "--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", "0s",
 	}, args...)...)

@@ -9,6 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // The claim of a VIP changes after a restart with another configuration, or when an endpoint of any
@@ -110,43 +111,43 @@ func (t *tables) claimants(v *vipRecord) []types.NamespacedName {
 }
 
 // isClaimed reports whether the kernel has a claim of a VIP that matches.
-func (f *flush) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) bool {
+func (t *tables) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) bool {
 	return slices.ContainsFunc([]plan.ClaimMode{plan.ClaimPort, plan.ClaimRoute, plan.ClaimAddress}, func(claim plan.ClaimMode) bool {
-		v := f.vips.records.Get(plan.VIP{Addr: addr, Claim: claim})
+		v := t.vips.records.Get(plan.VIP{Addr: addr, Claim: claim})
 		return v != nil && v.exists && matches(v)
 	})
 }
 
 // keepsClaim reports whether a VIP keeps the claim of an earlier configuration for now. Until all
 // Services are known, so does one that is claimed by port: a Service that shows why may follow.
-func (f *flush) keepsClaim(addr netip.Addr) bool {
-	return !f.pruning && f.isClaimed(addr, func(v *vipRecord) bool {
-		return !f.desiredVIP(v) && (f.otherRulesServe() || v.key.Claim == plan.ClaimPort)
+func (t *tables) keepsClaim(addr netip.Addr, otherRulesServe bool) bool {
+	return !t.pruning && t.isClaimed(addr, func(v *vipRecord) bool {
+		return !t.desiredVIP(v) && (otherRulesServe || v.key.Claim == plan.ClaimPort)
 	})
 }
 
 // claimAgain adds the routes of VIPs that are local by a route of an earlier configuration. Only
 // then may the chains that set the new claim mark replace those that set the earlier one.
-func (f *flush) claimAgain() {
-	if len(f.staleRoutes) == 0 || !f.pruning {
+func (w *vipWriter) claimAgain(earlier map[routing.Route]struct{}) {
+	if len(earlier) == 0 || !w.t.pruning {
 		return
 	}
 	local := map[netip.Addr]bool{}
-	for route := range f.staleRoutes {
+	for route := range earlier {
 		local[route.Dst.Addr()] = true
 	}
 	var again []*vipRecord
-	for v := range f.vips.allDirty() {
-		if f.desiredVIP(v) && !v.exists && local[v.key.Addr] {
+	for v := range w.t.vips.allDirty() {
+		if w.t.desiredVIP(v) && !v.exists && local[v.key.Addr] {
 			again = append(again, v)
 		}
 	}
-	f.changeVIPs(again, true)
+	w.change(again, true)
 }
 
 // claimOfSet returns the claim that a member of claimSets is for.
-func (f *flush) claimOfSet(m *member) (plan.ClaimMode, bool) {
-	set, family := f.sets.list[m.key.set].name, ip.Of(m.key.addr)
+func (t *tables) claimOfSet(m *member) (plan.ClaimMode, bool) {
+	set, family := t.sets.list[m.key.set].name, ip.Of(m.key.addr)
 	for claim, name := range claimSets {
 		if name.In(family) == set {
 			return claim, true
@@ -157,23 +158,23 @@ func (f *flush) claimOfSet(m *member) (plan.ClaimMode, bool) {
 
 // waitsForClaim reports whether a member must wait, because the kernel has only another claim
 // of its VIP.
-func (f *flush) waitsForClaim(m *member) bool {
-	claim, ok := f.claimOfSet(m)
-	return ok && f.isClaimed(m.key.addr, func(v *vipRecord) bool { return v.key.Claim != claim }) &&
-		!f.isClaimed(m.key.addr, func(v *vipRecord) bool { return v.key.Claim == claim })
+func (t *tables) waitsForClaim(m *member) bool {
+	claim, ok := t.claimOfSet(m)
+	return ok && t.isClaimed(m.key.addr, func(v *vipRecord) bool { return v.key.Claim != claim }) &&
+		!t.isClaimed(m.key.addr, func(v *vipRecord) bool { return v.key.Claim == claim })
 }
 
-// deleteClaimMembers deletes the undesired members of claimSets whose VIPs have a desired
+// deleteFromClaimSets deletes the undesired members of claimSets whose VIPs have a desired
 // claim by now.
-func (f *flush) deleteClaimMembers() {
+func (w *memberWriter) deleteFromClaimSets() {
 	var changes []ipset.Change
-	for m := range f.members.allDirty() {
-		if _, ok := f.claimOfSet(m); !ok || !m.exists {
+	for m := range w.t.members.allDirty() {
+		if _, ok := w.t.claimOfSet(m); !ok || !m.exists {
 			continue
 		}
-		if _, desired := f.desiredMember(m); !desired && f.isClaimed(m.key.addr, f.desiredVIP) {
-			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
+		if _, desired := w.t.desiredMember(m); !desired && w.t.isClaimed(m.key.addr, w.t.desiredVIP) {
+			changes = append(changes, w.changeOf(ipset.DeleteEntry, m))
 		}
 	}
-	f.applyMembers(changes)
+	w.apply(changes)
 }

@@ -38,7 +38,7 @@ func (cl *cleaner) cleanup() (kubeProxyActive bool, err error) {
 	for family, k := range cl.kernel.NAT {
 		errs = append(errs, kernel.Join(cl.kernel.writeNAT(k, nat.Diff(cl.rulesToRemove(family, cl.cached.nat[family]), nat.State{}))))
 	}
-	f := &flush{Reconciler: cl.Reconciler}
+	f := cl.newFlush()
 	f.flushAll(cl.leftoverSections(cl.rulesToRemove, func(ip.Family) {})...)
 	errs = append(errs, f.problems.Err())
 	for family, err := range cl.cached.leftovers.unread {

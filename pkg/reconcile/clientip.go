@@ -66,21 +66,21 @@ func (t *tables) setFoundDirty(o *ownedState) {
 
 // preservesClientIP reports whether a member preserves the client address at a virtual server that
 // must change before the member is added; see mustChangeFirst.
-func (f *flush) preservesClientIP(m *member) bool {
-	if f.servers.existing == 0 {
+func (t *tables) preservesClientIP(m *member) bool {
+	if t.servers.existing == 0 {
 		return false
 	}
-	set := f.sets.list[m.key.set].name
+	set := t.sets.list[m.key.set].name
 	for _, family := range ip.Families {
 		for _, name := range clientIPAddressSets {
 			if set == name.In(family) {
-				s := f.servers.records.Get(f.addressIn(m))
-				return s != nil && f.mustChangeFirst(s)
+				s := t.servers.records.Get(t.addressIn(m))
+				return s != nil && t.mustChangeFirst(s)
 			}
 		}
 		for _, protocol := range ip.Protocols {
 			if _, local := plan.NodePortSets(protocol); set == local.In(family) {
-				return f.portMustChangeFirst(family, protocol, m.key.port)
+				return t.portMustChangeFirst(family, protocol, m.key.port)
 			}
 		}
 	}
@@ -89,27 +89,27 @@ func (f *flush) preservesClientIP(m *member) bool {
 
 // mustChangeFirst reports whether an existing, desired virtual server is about to change, or
 // selects real servers that are not desired because the kernel refused the change.
-func (f *flush) mustChangeFirst(s *server) bool {
+func (t *tables) mustChangeFirst(s *server) bool {
 	if !s.exists || !s.wanted() {
 		return false
 	}
-	return s.dirty || f.servers.stuck[s.key] == s && slices.ContainsFunc(s.cached.reals, func(r endpoint) bool {
+	return s.dirty || t.servers.stuck[s.key] == s && slices.ContainsFunc(s.cached.reals, func(r endpoint) bool {
 		return r.Weight > 0 && !s.value.is(r.Dest(), plan.IsRealServer)
 	})
 }
 
 // portMustChangeFirst reports whether mustChangeFirst is true for a virtual server of a node port,
 // on any address.
-func (f *flush) portMustChangeFirst(family ip.Family, protocol ip.Protocol, port uint16) bool {
+func (t *tables) portMustChangeFirst(family ip.Family, protocol ip.Protocol, port uint16) bool {
 	must := func(s *server) bool {
-		return s.key.Port == port && s.key.Protocol == protocol && s.key.Family() == family && f.mustChangeFirst(s)
+		return s.key.Port == port && s.key.Protocol == protocol && s.key.Family() == family && t.mustChangeFirst(s)
 	}
-	for s := range f.servers.allDirty() {
+	for s := range t.servers.allDirty() {
 		if must(s) {
 			return true
 		}
 	}
-	for _, s := range f.servers.stuck {
+	for _, s := range t.servers.stuck {
 		if must(s) {
 			return true
 		}
@@ -117,36 +117,36 @@ func (f *flush) portMustChangeFirst(family ip.Family, protocol ip.Protocol, port
 	return false
 }
 
-// deleteClientIPMembers deletes the members of client IP sets that are not desired although
+// deleteFromClientIPSets deletes the members of client IP sets that are not desired although
 // their virtual server stays. It deletes them even if the virtual server does not change: internal
 // clients must not lose the fwmark, and with it the masquerade mark, while the client address is
 // still preserved.
-func (f *flush) deleteClientIPMembers() {
+func (w *memberWriter) deleteFromClientIPSets() {
 	var changes []ipset.Change
-	for m := range f.members.allDirty() {
-		if _, desired := f.desiredMember(m); m.exists && !desired && f.isServerKept(m) {
-			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
+	for m := range w.t.members.allDirty() {
+		if _, desired := w.t.desiredMember(m); m.exists && !desired && w.t.isServerKept(m) {
+			changes = append(changes, w.changeOf(ipset.DeleteEntry, m))
 		}
 	}
-	f.applyMembers(changes)
+	w.apply(changes)
 }
 
 // isServerKept reports whether a member of a client IP set refers to a virtual server that exists
 // and stays.
-func (f *flush) isServerKept(m *member) bool {
-	set := f.sets.list[m.key.set].name
+func (t *tables) isServerKept(m *member) bool {
+	set := t.sets.list[m.key.set].name
 	for _, family := range ip.Families {
 		for _, name := range clientIPAddressSets {
 			if set == name.In(family) {
-				s := f.servers.records.Get(f.addressIn(m))
+				s := t.servers.records.Get(t.addressIn(m))
 				return s != nil && s.exists && s.wanted()
 			}
 		}
 		for _, protocol := range ip.Protocols {
 			if all, local := plan.NodePortSets(protocol); set == local.In(family) {
-				full := f.sets.member(m.key)
+				full := t.sets.member(m.key)
 				full.Set = all.In(family)
-				same := f.members.records.Get(f.sets.key(full))
+				same := t.members.records.Get(t.sets.key(full))
 				return same != nil && same.exists && same.wanted()
 			}
 		}

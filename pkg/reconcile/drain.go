@@ -127,7 +127,7 @@ func (d *drainer) takeCuts() []Cut {
 // is still in a slice has no deadline, whatever its conditions. One on an unreachable node is
 // removed at once.
 func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most int) Problems {
-	f, d := &flush{Reconciler: r}, &r.drainer
+	f, d := r.newFlush(), &r.drainer
 	d.pace.refill(now, d.count)
 	var changes []ipvs.Change
 	cuts := map[ipvs.Change]Cut{}
@@ -142,7 +142,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			continue
 		}
 		if err != nil {
-			f.fail(r.servers.owners(key), err)
+			f.problems.add(r.servers.owners(key), err)
 			continue
 		}
 		want, desired := r.desiredServer(key)
@@ -165,7 +165,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			}
 		}
 	}
-	f.applyServers(changes)
+	f.servers.apply(changes)
 	for _, c := range changes {
 		if s := r.cachedServer(c.Key); s == nil || !s.has(c.Dest) {
 			d.remove(c.Key, c.Dest)
@@ -176,6 +176,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 	}
 	f.deleteRetired()
 	f.deleteStaleFlows()
+	r.noteRefused(f.problems)
 	return f.problems
 }
 

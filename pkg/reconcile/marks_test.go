@@ -173,7 +173,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 	if w.reconciler.servers.exists(fwm(first)) {
 		t.Fatal("the virtual server did not wait for its member")
 	}
-	set := w.reconciler.setNamed(plan.Local.In(ip.IPv4))
+	set := w.reconciler.node.sets[plan.Local.In(ip.IPv4)]
 	w.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: plan.EntryOf(key(ip.TCP, vip+":80")), Mark: first}})
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,9 @@
 package reconcile
 
 import (
+	"cmp"
+	"slices"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -102,4 +105,112 @@ func (t *tables) clearCachedSet(name string) {
 			t.clearCachedMember(m)
 		}
 	}
+}
+
+// memberWriter writes set members. The methods that write members with an order of their own are
+// in claims.go, clientip.go and retire.go.
+type memberWriter struct {
+	t        *tables
+	kernel   *Kernel
+	sets     map[string]ipset.Set // those that the node wants, by name
+	problems *Problems
+}
+
+// add adds the members that need not wait, to all sets in one call. A member of
+// plan.Local gets a new mark only after the virtual server of its old mark has a drain entry.
+func (w *memberWriter) add() {
+	w.addDrainEntriesOfReplaced()
+	var changes []ipset.Change
+	for m := range w.t.members.allDirty() {
+		want, desired := w.t.desiredMember(m)
+		set := w.t.sets.list[m.key.set]
+		different := !m.exists || m.cached != want
+		switch {
+		case desired && set.failed:
+			w.t.members.setStuck(m) // setSection reports the missing set
+		case desired && !m.exists && w.t.preservesClientIP(m): // added after the virtual server changed
+		case desired && !m.exists && w.t.waitsForClaim(m): // added once the VIP is claimed in the new way
+		case w.t.waitsForWeights(m, want) || desired && w.t.waitsForDrainEntry(m, want):
+		case desired && different:
+			c := w.changeOf(ipset.AddEntry, m)
+			c.Mark = want
+			changes = append(changes, c)
+		case desired == m.exists:
+			w.t.members.setClean(m)
+		}
+	}
+	w.apply(changes)
+}
+
+// delete removes members that are not desired. A member that proves a virtual server
+// to be ours stays until the virtual server is deleted: without it the virtual server would
+// look foreign and never be removed.
+func (w *memberWriter) delete() {
+	var changes []ipset.Change
+	for m := range w.t.members.allDirty() {
+		if _, desired := w.t.desiredMember(m); !desired && !w.t.provesOwnership(m) {
+			changes = append(changes, w.changeOf(ipset.DeleteEntry, m))
+		}
+	}
+	w.apply(changes)
+}
+
+// change returns a change of a member.
+func (w *memberWriter) change(op ipset.Op, m plan.Member) ipset.Change {
+	set, ok := w.sets[m.Set]
+	if !ok {
+		set.Name = m.Set
+	}
+	return ipset.Change{Op: op, Set: set, Entry: m.Entry}
+}
+
+// changeOf returns a change of the member of a record.
+func (w *memberWriter) changeOf(op ipset.Op, m *member) ipset.Change {
+	return w.change(op, w.t.sets.member(m.key))
+}
+
+// apply writes changes, and updates the cached state.
+func (w *memberWriter) apply(changes []ipset.Change) {
+	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(sourceRangeOrder(a), sourceRangeOrder(b)) })
+	applyChanges(changes, w.kernel.writeSets, w.done, func(c ipset.Change, err error) {
+		m := w.memberOf(c)
+		w.problems.add(w.t.members.owners(m.key), err)
+		w.t.members.setStuck(m)
+	})
+}
+
+// sourceRangeOrder sorts changes so that a VIP enters LOAD-BALANCER-FW after its allowed
+// sources and leaves before them; allowed clients are never rejected in between
+// (kubernetes#119656).
+func sourceRangeOrder(c ipset.Change) int {
+	switch restricts := c.Set.Name == plan.LoadBalancerFW.In(ip.IPv4) || c.Set.Name == plan.LoadBalancerFW.In(ip.IPv6); {
+	case restricts && c.Op == ipset.AddEntry:
+		return 1
+	case restricts:
+		return -1
+	}
+	return 0
+}
+
+// memberOf returns the record of the member that a change is about.
+func (w *memberWriter) memberOf(c ipset.Change) *member {
+	return w.t.members.get(w.t.sets.key(plan.Member{Set: c.Set.Name, Entry: c.Entry}))
+}
+
+// done updates the cached state after a change.
+func (w *memberWriter) done(c ipset.Change) {
+	m := w.memberOf(c)
+	w.t.members.noteWritten(m)
+	was := m.cached
+	if c.Op == ipset.DeleteEntry {
+		w.t.clearCachedMember(m)
+	} else {
+		if set := w.t.sets.list[m.key.set]; !set.exists {
+			set.set, set.exists = c.Set, true
+		}
+		w.t.setCachedMember(m, c.Mark)
+	}
+	w.t.members.setClean(m)
+	w.t.memberMarkChanged(c.Entry, was, c.Mark)
+	w.t.indexDrainEntry(plan.Member{Set: c.Set.Name, Entry: c.Entry}, c.Op == ipset.AddEntry)
 }

@@ -159,7 +159,9 @@ func (r *Reconciler) setNode(desired plan.NodePlan) {
 	if !slices.Equal(desired.Watched, r.node.Watched) {
 		r.compareSoon(time.Now(), extent{}) // their values are read with the rest of the kernel
 	}
-	r.clientsRerouted(r.node.Members, desired.Members)
+	if r.pruning { // flows survive a restart
+		r.flows.addRerouted(r.node.Members, desired.Members)
+	}
 	own := r.node.own
 	r.setMembers(&own, desired.Members)
 	r.node = nodeState{NodePlan: desired, dirty: true, sets: map[string]ipset.Set{}, own: own}
@@ -176,56 +178,45 @@ func Concerns(cfg *plan.Config) func(nat.Chain) bool {
 	return func(c nat.Chain) bool { return own.Concerns(c) || c.Table == nft.Table }
 }
 
-func (ns *nodeSections) setNamed(name string) ipset.Set {
-	if s, ok := ns.node.sets[name]; ok {
-		return s
-	}
-	return ipset.Set{Name: name}
-}
-
 // flushNode reconciles the sections, each before those that depend on it: rules match sets,
 // and a mark has no effect before its policy rule exists. The policy rules of an earlier
 // configuration stay as long as its chains, which set the marks.
 func (f *flush) flushNode() {
-	if !f.node.dirty {
-		return
-	}
 	before := len(f.problems)
-	f.flushAll(f.sysctls(), f.link(), f.setSection(), f.gatewaysToAdd(), f.rulesToAdd())
-	f.kernel.Routing.Guard(f.node.Rules)
-	f.flushAll(f.loopback())
+	f.flushAll(f.ns.sysctls(), f.ns.link(), f.ns.setSection(), f.ns.gatewaysToAdd(), f.ns.rulesToAdd())
+	f.ns.kernel.Routing.Guard(f.ns.node.Rules)
+	f.flushAll(f.ns.loopback())
 	f.detectCurrentRules()
 	if f.otherRulesServe() {
-		if f.owned.Len() > 0 && !f.waitsForPrune() {
-			f.flushAll(f.mangle()...)
+		if f.t.owned.Len() > 0 && !f.waitsForPrune() {
+			f.flushAll(f.ns.mangle()...)
 		}
 	} else {
-		f.addMembers() // those that the rules need: the node's own and, after waitsForPrune, all
-		f.claimAgain()
-		if !f.pruning {
+		f.members.add() // those that the rules need: the node's own and, after waitsForPrune, all
+		f.vips.claimAgain(f.ns.staleRoutes)
+		if !f.t.pruning {
 			// A killed process may have left placeholder rules, which drop packets that need
 			// rules of table mangle. They stay until those are written.
-			f.flushAll(f.mangle()...)
+			f.flushAll(f.ns.mangle()...)
 		}
-		f.flushAll(f.chains()...)
-		f.rulesCurrent = true // from now on the rules in the kernel are the plan's
-		f.flushAll(f.staleRules(), f.staleGateways())
+		f.flushAll(f.ns.chains()...)
+		f.t.rulesCurrent = true // from now on the rules in the kernel are the plan's
+		f.flushAll(f.ns.staleRules(), f.ns.staleGateways())
 	}
 	f.nodeFailed = len(f.problems) > before
-	f.node.dirty = f.nodeFailed || f.hasDeferredRemovals()
-	f.noteOmissions(time.Now())
+	f.ns.node.dirty = f.nodeFailed || f.hasDeferredRemovals()
 }
 
 // deleteReplaced deletes what served instead of our rules and claims, now that every Service is
 // served without it.
 func (f *flush) deleteReplaced() {
-	if !f.pruning || !f.node.dirty {
+	if !f.t.pruning || !f.ns.node.dirty {
 		return
 	}
 	before := len(f.problems)
-	f.flushAll(f.routesToDelete(), f.staleRules(), f.staleGateways(), f.kubeProxyTables())
-	f.flushAll(f.leftovers()...)
-	f.node.dirty = f.nodeFailed || len(f.problems) > before || f.hasDeferredRemovals()
+	f.flushAll(f.ns.routesToDelete(), f.ns.staleRules(), f.ns.staleGateways(), f.ns.kubeProxyTables())
+	f.flushAll(f.ns.leftovers()...)
+	f.ns.node.dirty = f.nodeFailed || len(f.problems) > before || f.hasDeferredRemovals()
 }
 
 // nodeDifferences returns how many of the node's objects are missing or stale.
@@ -400,7 +391,7 @@ func (ns *nodeSections) chains() []nodeSection {
 		sections = append(sections, ns.natSection(k,
 			func() []nat.Change { return nat.Diff(ns.cached.nat[family], want) },
 			func() {
-				ns.sourcesReplaced(ns.cached.nat[family], want)
+				ns.flows.addReplaced(ns.cached.nat[family], want, ns.input.Inventory.Links)
 				ns.cached.nat[family] = nat.After(ns.cached.nat[family], want)
 			}))
 	}

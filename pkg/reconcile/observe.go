@@ -255,6 +255,21 @@ func (t *tables) listed(key ipvs.Key) bool {
 	return has(nodePorts, plan.NodePortEntry(key))
 }
 
+// provesOwnership reports whether a member proves that an existing, no longer desired
+// virtual server is ours.
+func (t *tables) provesOwnership(m *member) bool {
+	full := t.sets.member(m.key)
+	key := plan.KeyOf(full.Entry)
+	fwm := fwmKey(ip.Of(m.key.addr), m.cached)
+	if t.servers.exists(fwm) && t.inLocal[fwm] == key {
+		return true
+	}
+	if !t.servers.exists(key) || t.servers.wanted(key) {
+		return false
+	}
+	return slices.ContainsFunc(plan.Owning, func(name plan.SetName) bool { return name.In(key.Family()) == full.Set })
+}
+
 // replaceWrongScope treats desired addresses that kube-proxy added, with another scope, as missing, so
 // that they are added again. Other ones are deleted like any stale address.
 func (t *tables) replaceWrongScope() {

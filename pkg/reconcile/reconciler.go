@@ -22,8 +22,7 @@ type Reconciler struct {
 	*nodeSections
 	schedule
 
-	spotChecker  spotChecker
-	foundServers bool // Load found virtual servers of ours or kube-proxy's
+	spotChecker spotChecker
 }
 
 // New returns a Reconciler with an empty cached state.
@@ -50,6 +49,11 @@ func (p Problems) Err() error {
 		errs[i] = p[i].Err
 	}
 	return errors.Join(errs...)
+}
+
+// add adds a problem of the owners, or of the node if there are none.
+func (p *Problems) add(owners []types.NamespacedName, err error) {
+	*p = append(*p, Problem{owners, err})
 }
 
 // Set replaces the desired state of a Service. Only keys that differ from the state before

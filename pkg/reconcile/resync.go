@@ -318,13 +318,12 @@ func (d *resync) compareServer(s *server) {
 	if !s.wanted() && !d.pruning {
 		return
 	}
-	f := &flush{Reconciler: d.Reconciler}
 	want, desired := d.desiredIn(s)
 	if d.mustDrain(s) {
-		compared(d, &d.servers, s, len(f.retireChanges(s)) > 0)
+		compared(d, &d.servers, s, len(d.retireChanges(s)) > 0)
 		return
 	}
-	compared(d, &d.servers, s, !desired && s.exists || desired && !f.upToDate(s, want) && len(f.serverChanges(s, want)) > 0)
+	compared(d, &d.servers, s, !desired && s.exists || desired && !d.upToDate(s, want) && len(d.serverChanges(s, want)) > 0)
 }
 
 // takeVIP caches an observed VIP. A desired address that kube-proxy added, with another scope,

@@ -64,7 +64,7 @@ func (m *meanwhile) damage() {
 	case 3:
 		m.IPSet.Apply([]ipset.Change{entry(ipset.DeleteEntry)})
 	case 4:
-		m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.setNamed(plan.ClusterIP.In(ip.IPv4)), Entry: ipset.Entry{Addr: netip.MustParseAddr("10.96.9.9"), Port: 1, Protocol: ip.TCP}}})
+		m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.node.sets[plan.ClusterIP.In(ip.IPv4)], Entry: ipset.Entry{Addr: netip.MustParseAddr("10.96.9.9"), Port: 1, Protocol: ip.TCP}}})
 	case 5:
 		for _, addr := range slices.SortedFunc(maps.Keys(state.Addresses), netip.Addr.Compare) {
 			m.Routing.Do(routing.Change{Op: routing.DeleteAddress, Address: addr})
@@ -82,7 +82,7 @@ func (m *meanwhile) damage() {
 	case 9:
 		m.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: foreignKey}})
 	case 10:
-		m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.setNamed(plan.ClusterIP.In(ip.IPv4)), Entry: plan.EntryOf(foreignKey)}})
+		m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.node.sets[plan.ClusterIP.In(ip.IPv4)], Entry: plan.EntryOf(foreignKey)}})
 	case 11:
 		m.IPSet.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: entry(ipset.DeleteEntry).Set}})
 	case 12:

@@ -93,113 +93,115 @@ func (t *tables) mustDrain(s *server) bool {
 
 // addDrainEntries adds the missing drain entries of virtual servers. retiring maps fwmark keys
 // to their address and port.
-func (f *flush) addDrainEntries(retiring map[ipvs.Key]ipvs.Key) {
+func (w *memberWriter) addDrainEntries(retiring map[ipvs.Key]ipvs.Key) {
 	var changes []ipset.Change
 	for fwm, address := range retiring {
-		if f.retired[fwm] != address && !f.sets.get(plan.Draining.In(fwm.Family())).failed {
-			changes = append(changes, f.changeOf(ipset.AddEntry, drainEntry(fwm, address)))
+		if w.t.retired[fwm] != address && !w.t.sets.get(plan.Draining.In(fwm.Family())).failed {
+			changes = append(changes, w.change(ipset.AddEntry, drainEntry(fwm, address)))
 		}
 	}
-	f.applyMembers(changes)
+	w.apply(changes)
 }
 
 // fwmarkOf returns the fwmark that a dirty member of plan.Local has in the kernel, and
 // whether its virtual server exists.
-func (f *flush) fwmarkOf(m *member) (fwm ipvs.Key, exists bool) {
-	if !m.exists || m.cached == 0 || f.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
+func (t *tables) fwmarkOf(m *member) (fwm ipvs.Key, exists bool) {
+	if !m.exists || m.cached == 0 || t.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
 		return fwm, false
 	}
 	fwm = fwmKey(ip.Of(m.key.addr), m.cached)
-	return fwm, f.servers.exists(fwm) && f.inLocal[fwm] == f.addressIn(m)
+	return fwm, t.servers.exists(fwm) && t.inLocal[fwm] == t.addressIn(m)
 }
 
 // addressIn returns a member's address and port as the key of a virtual server.
-func (f *flush) addressIn(m *member) ipvs.Key {
-	return plan.KeyOf(f.sets.member(m.key).Entry)
+func (t *tables) addressIn(m *member) ipvs.Key {
+	return plan.KeyOf(t.sets.member(m.key).Entry)
 }
 
 // addDrainEntriesOfReplaced adds the drain entries of virtual servers whose member of plan.Local
 // is about to get another mark. It also adds those of new virtual servers, if the address is
-// served already: addMembers then adds the mark only after the real servers (waitsForWeights).
-func (f *flush) addDrainEntriesOfReplaced() {
+// served already: add then adds the mark only after the real servers (waitsForWeights).
+func (w *memberWriter) addDrainEntriesOfReplaced() {
 	entries := map[ipvs.Key]ipvs.Key{}
-	for m := range f.members.allDirty() {
+	for m := range w.t.members.allDirty() {
 		family := ip.Of(m.key.addr)
-		if f.sets.list[m.key.set].name != plan.Local.In(family) {
+		if w.t.sets.list[m.key.set].name != plan.Local.In(family) {
 			continue
 		}
-		want, desired := f.desiredMember(m)
+		want, desired := w.t.desiredMember(m)
 		if !desired || m.exists && m.cached == want {
 			continue
 		}
-		address := f.addressIn(m)
-		if fwm, exists := f.fwmarkOf(m); exists {
+		address := w.t.addressIn(m)
+		if fwm, exists := w.t.fwmarkOf(m); exists {
 			entries[fwm] = address
 		}
-		if fwm := fwmKey(family, want); f.servers.isDirty(fwm) && f.unused(fwm) && f.servers.exists(address) {
+		if fwm := fwmKey(family, want); w.t.servers.isDirty(fwm) && w.t.unused(fwm) && w.t.servers.exists(address) {
 			entries[fwm] = address
 		}
 	}
-	f.addDrainEntries(entries)
+	w.addDrainEntries(entries)
 }
 
 // unused reports whether neither a virtual server nor a set has a fwmark.
-func (f *flush) unused(fwm ipvs.Key) bool {
-	_, recorded := f.listedAddress(fwm)
-	return !recorded && !f.servers.exists(fwm)
+func (t *tables) unused(fwm ipvs.Key) bool {
+	_, recorded := t.listedAddress(fwm)
+	return !recorded && !t.servers.exists(fwm)
 }
 
-// deleteLocalMembers deletes undesired members of plan.Local whose address and port are still served. New
+// deleteFromLocal deletes undesired members of plan.Local whose address and port are still served. New
 // connections then use the virtual server of the address, which has its endpoints by now.
-func (f *flush) deleteLocalMembers() {
+func (w *memberWriter) deleteFromLocal() {
 	retiring := map[ipvs.Key]ipvs.Key{}
-	for m := range f.members.allDirty() {
-		fwm, exists := f.fwmarkOf(m)
+	for m := range w.t.members.allDirty() {
+		fwm, exists := w.t.fwmarkOf(m)
 		if !exists {
 			continue
 		}
-		address := f.addressIn(m)
-		if _, desired := f.desiredMember(m); !desired && f.servers.exists(address) && f.mustDrain(f.servers.get(fwm)) {
+		address := w.t.addressIn(m)
+		if _, desired := w.t.desiredMember(m); !desired && w.t.servers.exists(address) && w.t.mustDrain(w.t.servers.get(fwm)) {
 			retiring[fwm] = address
 		}
 	}
-	f.addDrainEntries(retiring)
+	w.addDrainEntries(retiring)
 	var changes []ipset.Change
 	for fwm, address := range retiring {
-		if f.retired[fwm] == address {
+		if w.t.retired[fwm] == address {
 			m := plan.Member{Set: plan.Local.In(fwm.Family()), Entry: plan.EntryOf(address)}
-			changes = append(changes, f.changeOf(ipset.DeleteEntry, m))
+			changes = append(changes, w.change(ipset.DeleteEntry, m))
 		}
 	}
-	f.applyMembers(changes)
+	w.apply(changes)
 }
 
-// changeOf returns a change of a member.
-func (f *flush) changeOf(op ipset.Op, m plan.Member) ipset.Change {
-	return ipset.Change{Op: op, Set: f.setNamed(m.Set), Entry: m.Entry}
+// waitsForDrainEntry reports whether a member of plan.Local keeps its mark for now, because the
+// virtual server of the mark has no drain entry yet.
+func (t *tables) waitsForDrainEntry(m *member, want uint32) bool {
+	fwm, exists := t.fwmarkOf(m)
+	return exists && m.cached != want && t.retired[fwm] != t.addressIn(m) && !t.sets.get(plan.Draining.In(fwm.Family())).failed
 }
 
 // waitsForWeights reports whether a member of plan.Local must wait, because its fwmark virtual
 // server has a drain entry, and does not exist yet or still has weights of 0.
-func (f *flush) waitsForWeights(m *member, mark uint32) bool {
+func (t *tables) waitsForWeights(m *member, mark uint32) bool {
 	if mark == 0 {
 		return false
 	}
 	fwm := fwmKey(ip.Of(m.key.addr), mark)
-	return f.servers.isDirty(fwm) && f.retired[fwm] == f.addressIn(m)
+	return t.servers.isDirty(fwm) && t.retired[fwm] == t.addressIn(m)
 }
 
 // retirements returns the changes that drain the dirty virtual servers for which mustDrain
 // holds.
-func (f *flush) retirements() []ipvs.Change {
+func (w *serverWriter) retirements() []ipvs.Change {
 	var all []ipvs.Change
-	for s := range f.servers.allDirty() {
-		if !f.mustDrain(s) {
+	for s := range w.t.servers.allDirty() {
+		if !w.t.mustDrain(s) {
 			continue
 		}
-		changes := f.retireChanges(s)
+		changes := w.t.retireChanges(s)
 		if len(changes) == 0 {
-			f.servers.setClean(s)
+			w.t.servers.setClean(s)
 		}
 		all = append(all, changes...)
 	}
@@ -209,24 +211,24 @@ func (f *flush) retirements() []ipvs.Change {
 // retireChanges sets all real servers to weight 0, once no new connection reaches the
 // virtual server. Real servers of UDP and SCTP stay only while a desired virtual server of
 // the address and port has them too: as elsewhere, their flows end with the endpoint.
-func (f *flush) retireChanges(s *server) []ipvs.Change {
+func (t *tables) retireChanges(s *server) []ipvs.Change {
 	key := s.key
-	address, _ := f.addressOf(key)
-	if f.inLocal[key] == address {
+	address, _ := t.addressOf(key)
+	if t.inLocal[key] == address {
 		return nil
 	}
 	var changes []ipvs.Change
 	for _, rs := range s.cached.reals {
 		dest := rs.Dest()
 		switch c := (ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: dest}); {
-		case address.Protocol != ip.TCP && !f.hasDesiredRealServer(address, dest):
+		case address.Protocol != ip.TCP && !t.hasDesiredRealServer(address, dest):
 			c.Op = ipvs.DeleteRealServer
 			changes = append(changes, c)
 		case rs.Weight != 0:
 			changes = append(changes, c)
 			fallthrough
 		default:
-			f.drainer.add(key, dest)
+			t.drainer.add(key, dest)
 		}
 	}
 	return changes
@@ -234,30 +236,11 @@ func (f *flush) retireChanges(s *server) []ipvs.Change {
 
 // hasDesiredRealServer reports whether an address and port has a desired real server, directly or
 // through its present fwmark.
-func (f *flush) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool {
-	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), f.markOf(address))}, func(key ipvs.Key) bool {
-		want, desired := f.desiredServer(key)
+func (t *tables) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool {
+	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), t.markOf(address))}, func(key ipvs.Key) bool {
+		want, desired := t.desiredServer(key)
 		return desired && want.is(dest, plan.IsRealServer)
 	})
-}
-
-// deleteRetired deletes retired virtual servers without real servers, and their drain entries.
-func (f *flush) deleteRetired() {
-	var servers []ipvs.Change
-	for fwm := range f.retired {
-		_, desired := f.desiredServer(fwm)
-		if s := f.cachedServer(fwm); s != nil && !desired && len(s.reals) == 0 && f.inLocal[fwm] == (ipvs.Key{}) {
-			servers = append(servers, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
-		}
-	}
-	f.applyServers(servers)
-	var entries []ipset.Change
-	for _, c := range servers {
-		if m := drainEntry(c.Key, f.retired[c.Key]); f.retired[c.Key] != (ipvs.Key{}) && !f.needsDrainEntry(c.Key, f.retired[c.Key]) {
-			entries = append(entries, f.changeOf(ipset.DeleteEntry, m))
-		}
-	}
-	f.applyMembers(entries)
 }
 
 // setRetiredDirty makes the retired virtual servers of an address and port dirty.
@@ -267,4 +250,29 @@ func (t *tables) setRetiredDirty(address ipvs.Key) {
 			t.servers.setKeyDirty(fwm)
 		}
 	}
+}
+
+// deleteDrainEntries deletes the drain entries of deleted virtual servers.
+func (w *memberWriter) deleteDrainEntries(deleted []ipvs.Change) {
+	var entries []ipset.Change
+	for _, c := range deleted {
+		if m := drainEntry(c.Key, w.t.retired[c.Key]); w.t.retired[c.Key] != (ipvs.Key{}) && !w.t.needsDrainEntry(c.Key, w.t.retired[c.Key]) {
+			entries = append(entries, w.change(ipset.DeleteEntry, m))
+		}
+	}
+	w.apply(entries)
+}
+
+// deleteRetired deletes retired virtual servers without real servers. It returns the changes, of
+// which the kernel may have refused some.
+func (w *serverWriter) deleteRetired() []ipvs.Change {
+	var changes []ipvs.Change
+	for fwm := range w.t.retired {
+		_, desired := w.t.desiredServer(fwm)
+		if s := w.t.cachedServer(fwm); s != nil && !desired && len(s.reals) == 0 && w.t.inLocal[fwm] == (ipvs.Key{}) {
+			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
+		}
+	}
+	w.apply(changes)
+	return changes
 }

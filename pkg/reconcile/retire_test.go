@@ -274,7 +274,7 @@ func TestRetiredIsDeletedByAnother(t *testing.T) {
 	w.mustApply(cluster(s))
 	entry := drainEntry(fwm(first), key(ip.TCP, vip+":80"))
 	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: fwm(first)}})
-	w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: w.reconciler.setNamed(entry.Set), Entry: entry.Entry}})
+	w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: w.reconciler.node.sets[entry.Set], Entry: entry.Entry}})
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}

@@ -461,6 +461,18 @@ type Status struct {
 	Modes    []plan.InterfaceMode // of the node's plan
 }
 
+// noteRefused records whose changes were refused, for Settle.
+func (s *schedule) noteRefused(problems Problems) {
+	for _, p := range problems {
+		for _, name := range p.Owners {
+			s.refused[name] = struct{}{}
+		}
+		if len(p.Owners) == 0 {
+			s.refused[nodeOwner.Name] = struct{}{}
+		}
+	}
+}
+
 // Settle ends a pass, which is any number of calls of Flush and Step. It schedules retries of
 // what was refused. A comparison precedes each retry, because the kernel's state is uncertain
 // after an error.

@@ -18,24 +18,23 @@ type section[C fmt.Stringer] struct {
 
 // nodeSection is a section without its type of changes.
 type nodeSection interface {
-	flush(*flush)
+	flush(*Problems) (written bool)
 	differences() int
 }
 
-// flush writes the changes of a section. A refused change is a problem of the node.
-func (s section[C]) flush(f *flush) {
+// flush writes the changes of a section, and reports whether any was not refused. A refused change
+// is a problem of the node.
+func (s section[C]) flush(problems *Problems) (written bool) {
 	changes := s.diff()
 	if len(changes) == 0 {
-		return
+		return false
 	}
 	failures := s.write(changes)
 	for _, failure := range failures {
-		f.fail(nil, failure)
-	}
-	if len(failures) < len(changes) {
-		f.sectionWrites++
+		problems.add(nil, failure)
 	}
 	s.done(changes, failures)
+	return len(failures) < len(changes)
 }
 
 // differences returns how many changes a section needs.
@@ -44,7 +43,9 @@ func (s section[C]) differences() int { return len(s.diff()) }
 // flushAll writes the changes of sections, one after the other.
 func (f *flush) flushAll(sections ...nodeSection) {
 	for _, s := range sections {
-		s.flush(f)
+		if s.flush(&f.problems) {
+			f.ns.sectionWrites++
+		}
 	}
 }
 

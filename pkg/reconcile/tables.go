@@ -36,6 +36,7 @@ type tables struct {
 	foreign      ipvs.State              // virtual servers of other programs
 	unsure       map[ipvs.Key]struct{}   // virtual servers whose addition failed; a failure without an answer may have added them
 	wrongScope   map[netip.Addr]struct{} // addresses that kube-proxy added, with another scope
+	foundServers bool                    // Load found virtual servers of ours or kube-proxy's
 	rulesCurrent bool                    // the rules in the kernel are the plan's
 	pruning      bool                    // all Services are known: undesired state may be deleted
 	vipsRemoved  bool                    // desired VIPs were deleted, and are to be claimed again

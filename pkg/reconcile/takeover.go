@@ -18,11 +18,11 @@ import (
 // masqueraded. Without such rules, ours are written first. In nftables mode kube-proxy's table
 // stays beside our rules until then.
 func (f *flush) otherRulesServe() bool {
-	if f.pruning || f.rulesCurrent {
+	if f.t.pruning || f.t.rulesCurrent {
 		return false
 	}
-	for family := range f.kernel.NAT {
-		if len(f.cached.nat[family].Chains[servicesChain(family)]) > 0 || len(f.cached.leftovers.nat[family].Chains[servicesChain(family)]) > 0 {
+	for family := range f.ns.kernel.NAT {
+		if len(f.ns.cached.nat[family].Chains[servicesChain(family)]) > 0 || len(f.ns.cached.leftovers.nat[family].Chains[servicesChain(family)]) > 0 {
 			return true
 		}
 	}
@@ -37,8 +37,8 @@ func (f *flush) otherRulesServe() bool {
 // replaced, and the virtual servers change. In iptables mode kube-proxy's rules translate packets
 // before IPVS sees them, so the virtual servers are added beside them.
 func (f *flush) waitsForPrune() bool {
-	iptables := func(family ip.Family) bool { return f.successor(family) == &iptablesMode }
-	return f.foundServers && f.otherRulesServe() && !slices.ContainsFunc(ip.Families, iptables)
+	iptables := func(family ip.Family) bool { return f.ns.successor(family) == &iptablesMode }
+	return f.t.foundServers && f.otherRulesServe() && !slices.ContainsFunc(ip.Families, iptables)
 }
 
 // servicesChain returns the chain where our rules begin, as kube-proxy's do in iptables and
@@ -52,19 +52,19 @@ func servicesChain(family ip.Family) nat.Chain {
 // changed at once. A process killed while a set came into or went out of use leaves rules for other
 // sets than those with members now. They count as the plan's too.
 func (f *flush) detectCurrentRules() {
-	if f.pruning || f.rulesCurrent {
+	if f.t.pruning || f.t.rulesCurrent {
 		return
 	}
-	for family := range f.kernel.NAT {
-		variants := make([]nat.State, len(f.node.Variants))
-		for i, v := range f.node.Variants {
+	for family := range f.ns.kernel.NAT {
+		variants := make([]nat.State, len(f.ns.node.Variants))
+		for i, v := range f.ns.node.Variants {
 			variants[i] = ofFamily(v, family)
 		}
-		if !nat.Among(f.cached.nat[family], variants) {
+		if !nat.Among(f.ns.cached.nat[family], variants) {
 			return
 		}
 	}
-	f.rulesCurrent = true
+	f.t.rulesCurrent = true
 }
 
 // rulesWritten reports whether the rules of a family in the kernel are the plan's. It is true
@@ -75,7 +75,7 @@ func (ns *nodeSections) rulesWritten(family ip.Family) bool {
 
 // hasDeferredRemovals reports whether a removal waits until every Service is served.
 func (f *flush) hasDeferredRemovals() bool {
-	return f.otherRulesServe() || len(f.cached.kubeProxy) > 0 || differences(f.leftovers()) > 0 || len(f.staleRoutes) > 0
+	return f.otherRulesServe() || len(f.ns.cached.kubeProxy) > 0 || differences(f.ns.leftovers()) > 0 || len(f.ns.staleRoutes) > 0
 }
 
 // routesToDelete are the routes of an earlier configuration. They are deleted once every VIP

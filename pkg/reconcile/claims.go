@@ -25,12 +25,12 @@ import (
 // claimSets maps a claim to the set that lists the VIPs with that claim.
 var claimSets = map[plan.ClaimMode]plan.SetName{plan.ClaimPort: plan.PortVIPs, plan.ClaimRoute: plan.SharedVIPs}
 
-// desiredVIP reports whether a claim of a VIP is desired.
-func (t *tables) desiredVIP(v *vipRecord) bool { return v.wanted() && !t.yields(v) }
+// desired reports whether a claim of a VIP is desired.
+func (t *vipTable) desired(v *vipRecord) bool { return v.wanted() && !t.yields(v) }
 
 // claimedByPort reports whether any Service claims a VIP by port.
-func (t *tables) claimedByPort(a netip.Addr) bool {
-	return t.vips.wanted(plan.VIP{Addr: a, Claim: plan.ClaimPort})
+func (t *vipTable) claimedByPort(a netip.Addr) bool {
+	return t.wanted(plan.VIP{Addr: a, Claim: plan.ClaimPort})
 }
 
 // yields reports whether the route of a VIP yields to a claim by port: one Service shows that the
@@ -38,30 +38,30 @@ func (t *tables) claimedByPort(a netip.Addr) bool {
 // would cut off that node, the first Service's endpoints included. Their plans list the VIP in
 // plan.SharedVIPs; those of Services that need the route do not. A Service that names an external IP
 // in its spec cannot change the claim of one that got the address as its load balancer IP.
-func (t *tables) yields(v *vipRecord) bool {
+func (t *vipTable) yields(v *vipRecord) bool {
 	if v.key.Claim != plan.ClaimRoute {
 		return false
 	}
-	port := t.vips.records.Get(plan.VIP{Addr: v.key.Addr, Claim: plan.ClaimPort})
+	port := t.records.Get(plan.VIP{Addr: v.key.Addr, Claim: plan.ClaimPort})
 	if port == nil || !port.wanted() || port.precedence > v.precedence {
 		return false
 	}
-	m := t.members.records.Get(t.claimMember(plan.SharedVIPs, v.key.Addr))
-	return m != nil && t.members.ownerCount(m) == t.vips.ownerCount(v)
+	m := t.members.records.Get(t.members.claimMember(plan.SharedVIPs, v.key.Addr))
+	return m != nil && t.members.ownerCount(m) == t.ownerCount(v)
 }
 
-func (t *tables) claimMember(set plan.SetName, a netip.Addr) memberKey {
+func (t *memberTable) claimMember(set plan.SetName, a netip.Addr) memberKey {
 	return t.sets.key(plan.Member{Set: set.In(ip.Of(a)), Entry: ipset.Entry{Addr: a}})
 }
 
 // followsClaim reports whether the desired claim of a VIP allows a member: plan.SharedVIPs and
 // plan.VIPAddresses list it unless the route yields, and plan.Refused lists ports of VIPs claimed by
 // port.
-func (t *tables) followsClaim(m *member) bool {
-	switch set, a := t.sets.list[m.key.set].name, m.key.addr; set {
+func (t *vipTable) followsClaim(m *member) bool {
+	switch set, a := t.members.sets.list[m.key.set].name, m.key.addr; set {
 	case plan.SharedVIPs.In(ip.Of(a)), plan.VIPAddresses.In(ip.Of(a)):
-		v := t.vips.records.Get(plan.VIP{Addr: a, Claim: plan.ClaimRoute})
-		return v == nil || !t.yields(v) || t.vips.wanted(plan.VIP{Addr: a, Claim: plan.ClaimAddress})
+		v := t.records.Get(plan.VIP{Addr: a, Claim: plan.ClaimRoute})
+		return v == nil || !t.yields(v) || t.wanted(plan.VIP{Addr: a, Claim: plan.ClaimAddress})
 	case plan.Refused.In(ip.Of(a)):
 		return t.claimedByPort(a)
 	}
@@ -89,8 +89,8 @@ func (t *tables) portClaimChanged(a netip.Addr) {
 		return
 	}
 	t.vips.setDirty(v)
-	t.members.setKeyDirty(t.claimMember(plan.SharedVIPs, a))
-	t.members.setKeyDirty(t.claimMember(plan.VIPAddresses, a))
+	t.members.setKeyDirty(t.members.claimMember(plan.SharedVIPs, a))
+	t.members.setKeyDirty(t.members.claimMember(plan.VIPAddresses, a))
 	refused := t.sets.named(plan.Refused.In(ip.Of(a)))
 	for _, name := range t.vips.owners(v.key) {
 		for _, m := range t.owned.Get(name).members {
@@ -102,27 +102,28 @@ func (t *tables) portClaimChanged(a netip.Addr) {
 }
 
 // claimants returns the Services that a claim of a VIP serves.
-func (t *tables) claimants(v *vipRecord) []types.NamespacedName {
-	owners := t.vips.owners(v.key)
-	if route := t.vips.records.Get(plan.VIP{Addr: v.key.Addr, Claim: plan.ClaimRoute}); v.key.Claim == plan.ClaimPort && route != nil && t.yields(route) {
-		owners = append(owners, t.vips.owners(route.key)...)
+func (t *vipTable) claimants(v *vipRecord) []types.NamespacedName {
+	owners := t.owners(v.key)
+	if route := t.records.Get(plan.VIP{Addr: v.key.Addr, Claim: plan.ClaimRoute}); v.key.Claim == plan.ClaimPort && route != nil && t.yields(route) {
+		owners = append(owners, t.owners(route.key)...)
 	}
 	return owners
 }
 
 // isClaimed reports whether the kernel has a claim of a VIP that matches.
-func (t *tables) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) bool {
+func (t *vipTable) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) bool {
 	return slices.ContainsFunc([]plan.ClaimMode{plan.ClaimPort, plan.ClaimRoute, plan.ClaimAddress}, func(claim plan.ClaimMode) bool {
-		v := t.vips.records.Get(plan.VIP{Addr: addr, Claim: claim})
+		v := t.records.Get(plan.VIP{Addr: addr, Claim: claim})
 		return v != nil && v.exists && matches(v)
 	})
 }
 
-// keepsClaim reports whether a VIP keeps the claim of an earlier configuration for now. Until all
-// Services are known, so does one that is claimed by port: a Service that shows why may follow.
-func (t *tables) keepsClaim(addr netip.Addr, otherRulesServe bool) bool {
-	return !t.pruning && t.isClaimed(addr, func(v *vipRecord) bool {
-		return !t.desiredVIP(v) && (otherRulesServe || v.key.Claim == plan.ClaimPort)
+// keepsClaim reports whether, while not all Services are known, a VIP keeps the claim of an earlier
+// configuration: because rules of it serve, or the claim is by port. A Service that shows why it
+// is may follow.
+func (t *vipTable) keepsClaim(addr netip.Addr, otherRulesServe bool) bool {
+	return t.isClaimed(addr, func(v *vipRecord) bool {
+		return !t.desired(v) && (otherRulesServe || v.key.Claim == plan.ClaimPort)
 	})
 }
 
@@ -138,7 +139,7 @@ func (w *vipWriter) claimAgain(earlier map[routing.Route]struct{}) {
 	}
 	var again []*vipRecord
 	for v := range w.t.vips.allDirty() {
-		if w.t.desiredVIP(v) && !v.exists && local[v.key.Addr] {
+		if w.t.vips.desired(v) && !v.exists && local[v.key.Addr] {
 			again = append(again, v)
 		}
 	}
@@ -146,7 +147,7 @@ func (w *vipWriter) claimAgain(earlier map[routing.Route]struct{}) {
 }
 
 // claimOfSet returns the claim that a member of claimSets is for.
-func (t *tables) claimOfSet(m *member) (plan.ClaimMode, bool) {
+func (t *memberTable) claimOfSet(m *member) (plan.ClaimMode, bool) {
 	set, family := t.sets.list[m.key.set].name, ip.Of(m.key.addr)
 	for claim, name := range claimSets {
 		if name.In(family) == set {
@@ -158,8 +159,8 @@ func (t *tables) claimOfSet(m *member) (plan.ClaimMode, bool) {
 
 // waitsForClaim reports whether a member must wait, because the kernel has only another claim
 // of its VIP.
-func (t *tables) waitsForClaim(m *member) bool {
-	claim, ok := t.claimOfSet(m)
+func (t *vipTable) waitsForClaim(m *member) bool {
+	claim, ok := t.members.claimOfSet(m)
 	return ok && t.isClaimed(m.key.addr, func(v *vipRecord) bool { return v.key.Claim != claim }) &&
 		!t.isClaimed(m.key.addr, func(v *vipRecord) bool { return v.key.Claim == claim })
 }
@@ -169,10 +170,10 @@ func (t *tables) waitsForClaim(m *member) bool {
 func (w *memberWriter) deleteFromClaimSets() {
 	var changes []ipset.Change
 	for m := range w.t.members.allDirty() {
-		if _, ok := w.t.claimOfSet(m); !ok || !m.exists {
+		if _, ok := w.t.members.claimOfSet(m); !ok || !m.exists {
 			continue
 		}
-		if _, desired := w.t.desiredMember(m); !desired && w.t.isClaimed(m.key.addr, w.t.desiredVIP) {
+		if _, desired := w.t.desiredMember(m); !desired && w.t.vips.isClaimed(m.key.addr, w.t.vips.desired) {
 			changes = append(changes, w.changeOf(ipset.DeleteEntry, m))
 		}
 	}

@@ -124,7 +124,7 @@ func (w *world) claimsOf(a netip.Addr) []string {
 	var out []string
 	for r := range is.Routes {
 		if r.Dst.Addr() == a {
-			out = append(out, string(w.reconciler.claimOf(r.Table)))
+			out = append(out, string(w.reconciler.vips.claimOf(r.Table)))
 		}
 	}
 	for _, set := range []plan.SetName{plan.PortVIPs, plan.SharedVIPs, plan.VIPAddresses} {

@@ -66,21 +66,21 @@ func (t *tables) setFoundDirty(o *ownedState) {
 
 // preservesClientIP reports whether a member preserves the client address at a virtual server that
 // must change before the member is added; see mustChangeFirst.
-func (t *tables) preservesClientIP(m *member) bool {
-	if t.servers.existing == 0 {
+func (w *memberWriter) preservesClientIP(m *member) bool {
+	if w.t.servers.existing == 0 {
 		return false
 	}
-	set := t.sets.list[m.key.set].name
+	set := w.t.sets.list[m.key.set].name
 	for _, family := range ip.Families {
 		for _, name := range clientIPAddressSets {
 			if set == name.In(family) {
-				s := t.servers.records.Get(t.addressIn(m))
-				return s != nil && t.mustChangeFirst(s)
+				s := w.t.servers.records.Get(w.t.members.addressIn(m))
+				return s != nil && w.t.servers.mustChangeFirst(s)
 			}
 		}
 		for _, protocol := range ip.Protocols {
 			if _, local := plan.NodePortSets(protocol); set == local.In(family) {
-				return t.portMustChangeFirst(family, protocol, m.key.port)
+				return w.t.servers.portMustChangeFirst(family, protocol, m.key.port)
 			}
 		}
 	}
@@ -89,27 +89,27 @@ func (t *tables) preservesClientIP(m *member) bool {
 
 // mustChangeFirst reports whether an existing, desired virtual server is about to change, or
 // selects real servers that are not desired because the kernel refused the change.
-func (t *tables) mustChangeFirst(s *server) bool {
+func (t *serverTable) mustChangeFirst(s *server) bool {
 	if !s.exists || !s.wanted() {
 		return false
 	}
-	return s.dirty || t.servers.stuck[s.key] == s && slices.ContainsFunc(s.cached.reals, func(r endpoint) bool {
+	return s.dirty || t.stuck[s.key] == s && slices.ContainsFunc(s.cached.reals, func(r endpoint) bool {
 		return r.Weight > 0 && !s.value.is(r.Dest(), plan.IsRealServer)
 	})
 }
 
 // portMustChangeFirst reports whether mustChangeFirst is true for a virtual server of a node port,
 // on any address.
-func (t *tables) portMustChangeFirst(family ip.Family, protocol ip.Protocol, port uint16) bool {
+func (t *serverTable) portMustChangeFirst(family ip.Family, protocol ip.Protocol, port uint16) bool {
 	must := func(s *server) bool {
 		return s.key.Port == port && s.key.Protocol == protocol && s.key.Family() == family && t.mustChangeFirst(s)
 	}
-	for s := range t.servers.allDirty() {
+	for s := range t.allDirty() {
 		if must(s) {
 			return true
 		}
 	}
-	for _, s := range t.servers.stuck {
+	for _, s := range t.stuck {
 		if must(s) {
 			return true
 		}
@@ -124,7 +124,7 @@ func (t *tables) portMustChangeFirst(family ip.Family, protocol ip.Protocol, por
 func (w *memberWriter) deleteFromClientIPSets() {
 	var changes []ipset.Change
 	for m := range w.t.members.allDirty() {
-		if _, desired := w.t.desiredMember(m); m.exists && !desired && w.t.isServerKept(m) {
+		if _, desired := w.t.desiredMember(m); m.exists && !desired && w.isServerKept(m) {
 			changes = append(changes, w.changeOf(ipset.DeleteEntry, m))
 		}
 	}
@@ -133,20 +133,20 @@ func (w *memberWriter) deleteFromClientIPSets() {
 
 // isServerKept reports whether a member of a client IP set refers to a virtual server that exists
 // and stays.
-func (t *tables) isServerKept(m *member) bool {
-	set := t.sets.list[m.key.set].name
+func (w *memberWriter) isServerKept(m *member) bool {
+	set := w.t.sets.list[m.key.set].name
 	for _, family := range ip.Families {
 		for _, name := range clientIPAddressSets {
 			if set == name.In(family) {
-				s := t.servers.records.Get(t.addressIn(m))
+				s := w.t.servers.records.Get(w.t.members.addressIn(m))
 				return s != nil && s.exists && s.wanted()
 			}
 		}
 		for _, protocol := range ip.Protocols {
 			if all, local := plan.NodePortSets(protocol); set == local.In(family) {
-				full := t.sets.member(m.key)
+				full := w.t.sets.member(m.key)
 				full.Set = all.In(family)
-				same := t.members.records.Get(t.sets.key(full))
+				same := w.t.members.records.Get(w.t.sets.key(full))
 				return same != nil && same.exists && same.wanted()
 			}
 		}

@@ -43,7 +43,7 @@ func (r *Reconciler) spotCheckDiffers() extent {
 
 func (r *Reconciler) serversMissing() bool {
 	n, err := r.kernel.IPVS.Count()
-	return err == nil && n != r.ipv4Servers+countIPv4(r.foreign)
+	return err == nil && n != r.servers.ipv4Servers+countIPv4(r.servers.foreign)
 }
 
 func countIPv4(s ipvs.State) int {

@@ -21,9 +21,9 @@ func isDemand(name string) bool {
 }
 
 // demand records that a set of plan.Demands is in use.
-func (t *tables) demand(name string) {
-	t.sets.get(name).demanded = true
-	t.useSet(name)
+func (s *sets) demand(name string) {
+	s.get(name).demanded = true
+	s.use(name)
 }
 
 // demandPeriod is the time between two reads of the sets. TCP sends a dropped SYN again after
@@ -43,7 +43,7 @@ func (r *Reconciler) checkDemands(now time.Time) {
 	}
 	for _, name := range r.node.Demands {
 		if n, there := sizes[name]; there && n != 0 { // -1: not reported, before Linux 4.10
-			r.demand(name)
+			r.sets.demand(name)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func (r *Reconciler) checkDemands(now time.Time) {
 // demanded returns the sets whose rules on demand the node's plan does not have yet, although
 // the sets are in use.
 func (ns *nodeSections) demanded() []string {
-	return slices.DeleteFunc(slices.Clone(ns.node.Demands), func(name string) bool { return !ns.uses[name] })
+	return slices.DeleteFunc(slices.Clone(ns.node.Demands), func(name string) bool { return !ns.sets.uses[name] })
 }
 
 // flushDemanded writes rules on demand, and then removes their placeholder rules.
@@ -67,7 +67,7 @@ func (ns *nodeSections) recordDemands() {
 	for _, family := range ns.cfg.Families {
 		for _, d := range plan.Demands {
 			if _, written := ns.cached.nat[family].Chains[d.Rules(family)]; written {
-				ns.demand(d.Set.In(family))
+				ns.sets.demand(d.Set.In(family))
 			}
 		}
 	}
@@ -78,7 +78,7 @@ func (ns *nodeSections) recordDemands() {
 func (ns *nodeSections) refusedDemands(omitted []nat.OmittedRule) {
 	for _, o := range omitted {
 		for _, name := range nat.Arguments(o.Rule, "--add-set") {
-			ns.demand(name)
+			ns.sets.demand(name)
 		}
 	}
 }

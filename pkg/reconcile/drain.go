@@ -167,7 +167,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 	}
 	f.servers.apply(changes)
 	for _, c := range changes {
-		if s := r.cachedServer(c.Key); s == nil || !s.has(c.Dest) {
+		if s := r.servers.cachedServer(c.Key); s == nil || !s.has(c.Dest) {
 			d.remove(c.Key, c.Dest)
 			if cut := cuts[c]; cut.Connections > 0 {
 				d.cuts = append(d.cuts, cut)
@@ -227,7 +227,7 @@ func (t *tables) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
 	if want, desired := t.desiredServer(key); desired {
 		return want, true
 	}
-	address, _ := t.addressOf(key)
+	address, _ := t.marks.addressOf(key)
 	if s := t.servers.records.Get(address); s != nil && s.wanted() {
 		return &s.value, true
 	}

@@ -98,7 +98,7 @@ func (fl *flows) sourceMatches() []conntrack.Match {
 
 // addStaleFlows adds the flows of a UDP virtual server to those to delete.
 func (t *tables) addStaleFlows(key ipvs.Key) {
-	if address, known := t.addressOf(key); known && address.Protocol == ip.UDP {
+	if address, known := t.marks.addressOf(key); known && address.Protocol == ip.UDP {
 		t.flows.addStale(address)
 	}
 }
@@ -116,8 +116,8 @@ func (f *flush) deleteStaleFlows() {
 	matches := fl.sourceMatches()
 	for key := range fl.stale {
 		keep := map[netip.AddrPort]struct{}{}
-		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), f.t.markOf(key))} {
-			if s := f.t.cachedServer(k); s != nil {
+		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), f.t.marks.markOf(key))} {
+			if s := f.t.servers.cachedServer(k); s != nil {
 				for _, rs := range s.reals {
 					keep[rs.Dest()] = struct{}{}
 				}

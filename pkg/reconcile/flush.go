@@ -70,7 +70,9 @@ func (f *flush) flushTables() {
 	f.t.servers.compact()
 	f.t.members.compact()
 	f.t.vips.compact()
-	f.t.dropUnusedSets()
+	if f.t.pruning {
+		f.t.sets.dropUnused()
+	}
 	if f.vips.linkGone {
 		f.ns.cached.link, f.ns.node.dirty = false, true // the retry adds it before the addresses
 	}

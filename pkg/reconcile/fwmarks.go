@@ -153,9 +153,9 @@ func (r *Reconciler) assignMarks(name types.NamespacedName, desired plan.Service
 	for i, in := range desired.Internal {
 		keys[i] = in.Key
 	}
-	assigned, err := r.fwmarks.assign(name, keys, func(f ip.Family, index uint32) bool {
+	assigned, err := r.allocator.assign(name, keys, func(f ip.Family, index uint32) bool {
 		mark := r.cfg.LocalMark.Mark(index)
-		return !r.markInUse(f, mark) && !r.input.HasForeignMark(r.cfg, f, mark)
+		return !r.marks.inUse(f, mark) && !r.input.HasForeignMark(r.cfg, f, mark)
 	})
 	return plan.AssignMarks(r.cfg, desired, assigned), err
 }
@@ -163,5 +163,5 @@ func (r *Reconciler) assignMarks(name types.NamespacedName, desired plan.Service
 // releaseMarks frees the fwmarks that neither a Service nor the kernel uses. If it freed any,
 // it returns the Services that lack a fwmark; Set must be called for them again.
 func (t *tables) releaseMarks() []types.NamespacedName {
-	return t.fwmarks.release(func(key ipvs.Key, index uint32) bool { return t.kernelUsesMark(key, t.cfg.LocalMark.Mark(index)) })
+	return t.allocator.release(func(key ipvs.Key, index uint32) bool { return t.marks.kernelUses(key, t.cfg.LocalMark.Mark(index)) })
 }

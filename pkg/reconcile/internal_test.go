@@ -162,7 +162,7 @@ func TestInternalClientsAreServedByANewVirtualServer(t *testing.T) {
 				if more {
 					continue
 				}
-				if got, _ := w.reached(key(ip.TCP, vip+":80")); len(got) != 2 || w.reconciler.markOf(key(ip.TCP, vip+":80")) == 0 {
+				if got, _ := w.reached(key(ip.TCP, vip+":80")); len(got) != 2 || w.reconciler.marks.markOf(key(ip.TCP, vip+":80")) == 0 {
 					t.Errorf("at the end internal clients reach %v", got)
 				}
 				if got := w.IPSet.Dump(); name != "masqueraded" && strings.Contains(got, "0.0.0.11") {

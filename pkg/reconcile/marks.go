@@ -7,38 +7,46 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// A fwmark virtual server does not say which address and port it serves. The members of
-// plan.Local do: each is an address and port with its fwmark.
+// markIndex has the addresses and ports of fwmark virtual servers, which do not say which ones they
+// serve. The members of plan.Local do: each is an address and port with its fwmark. Those of
+// plan.Draining do for retired virtual servers; see retire.go.
+type markIndex struct {
+	cfg     *plan.Config
+	servers *serverTable
+	members *memberTable
+	inLocal map[ipvs.Key]ipvs.Key // fwmark key to address and port, from the members of plan.Local in the kernel
+	retired map[ipvs.Key]ipvs.Key // likewise for retired virtual servers, from the members of plan.Draining
+}
 
-// usedMarks returns the fwmarks in the kernel by address and port: those of members of
+// used returns the fwmarks in the kernel by address and port: those of members of
 // plan.Local and of retired virtual servers.
-func (t *tables) usedMarks() map[ipvs.Key]uint32 {
-	out := make(map[ipvs.Key]uint32, len(t.inLocal))
-	for fwm, key := range t.retired {
+func (x *markIndex) used() map[ipvs.Key]uint32 {
+	out := make(map[ipvs.Key]uint32, len(x.inLocal))
+	for fwm, key := range x.retired {
 		out[key] = max(out[key], fwm.FWMark)
 	}
-	for fwm, key := range t.inLocal {
+	for fwm, key := range x.inLocal {
 		out[key] = fwm.FWMark
 	}
 	return out
 }
 
-// kernelUsesMark reports whether the kernel has the member of plan.Local for an address and
+// kernelUses reports whether the kernel has the member of plan.Local for an address and
 // port, or a virtual server with the fwmark.
-func (t *tables) kernelUsesMark(key ipvs.Key, mark uint32) bool {
-	for _, fwm := range t.markVariants(fwmKey(key.Family(), mark)) {
-		if t.servers.exists(fwm) {
+func (x *markIndex) kernelUses(key ipvs.Key, mark uint32) bool {
+	for _, fwm := range x.variants(fwmKey(key.Family(), mark)) {
+		if x.servers.exists(fwm) {
 			return true
 		}
 	}
-	return t.members.exists(t.localMember(key))
+	return x.members.exists(x.members.localMember(key))
 }
 
-// markInUse reports whether a virtual server of a family has the mark: a foreign one, or one
+// inUse reports whether a virtual server of a family has the mark: a foreign one, or one
 // of ours, retired ones included.
-func (t *tables) markInUse(family ip.Family, mark uint32) bool {
-	for _, fwm := range t.markVariants(fwmKey(family, mark)) {
-		if _, foreign := t.foreign[fwm]; foreign || t.servers.exists(fwm) {
+func (x *markIndex) inUse(family ip.Family, mark uint32) bool {
+	for _, fwm := range x.variants(fwmKey(family, mark)) {
+		if _, foreign := x.servers.foreign[fwm]; foreign || x.servers.exists(fwm) {
 			return true
 		}
 	}
@@ -49,34 +57,34 @@ func fwmKey(family ip.Family, mark uint32) ipvs.Key {
 	return ipvs.Key{Addr: family.Unspecified(), FWMark: mark}
 }
 
-// markVariants returns a fwmark key with and without the masquerade mark. A process that was
+// variants returns a fwmark key with and without the masquerade mark. A process that was
 // killed after it changed the member of plan.Local leaves the other one.
-func (t *tables) markVariants(fwm ipvs.Key) [2]ipvs.Key {
+func (x *markIndex) variants(fwm ipvs.Key) [2]ipvs.Key {
 	other := fwm
-	other.FWMark ^= t.cfg.MasqueradeMark
+	other.FWMark ^= x.cfg.MasqueradeMark
 	return [2]ipvs.Key{fwm, other}
 }
 
 // addressOf returns the address and port that a virtual server serves; false if no set lists
 // its fwmark.
-func (t *tables) addressOf(key ipvs.Key) (ipvs.Key, bool) {
+func (x *markIndex) addressOf(key ipvs.Key) (ipvs.Key, bool) {
 	if key.FWMark == 0 {
 		return key, true
 	}
-	if address, ok := t.listedAddress(key); ok {
+	if address, ok := x.listedAddress(key); ok {
 		return address, true
 	}
-	address, ok := t.inLocal[t.markVariants(key)[1]]
+	address, ok := x.inLocal[x.variants(key)[1]]
 	return address, ok
 }
 
 // listedAddress returns the address and port of a fwmark virtual server from the member of
 // plan.Local that carries the mark, or from its drain entry.
-func (t *tables) listedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
-	if address, ok := t.inLocal[fwm]; ok {
+func (x *markIndex) listedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
+	if address, ok := x.inLocal[fwm]; ok {
 		return address, true
 	}
-	address, ok := t.retired[fwm]
+	address, ok := x.retired[fwm]
 	return address, ok
 }
 
@@ -98,7 +106,7 @@ func (t *tables) desiredIn(s *server) (*wantedServer, bool) {
 	if s.key.FWMark == 0 {
 		return &s.value, true
 	}
-	address, ok := t.listedAddress(s.key)
+	address, ok := t.marks.listedAddress(s.key)
 	if !ok || t.servers.winner(address) != s.owner.Name {
 		return nil, false
 	}
@@ -106,34 +114,34 @@ func (t *tables) desiredIn(s *server) (*wantedServer, bool) {
 }
 
 // localMember returns the key of the member of plan.Local for an address and port.
-func (t *tables) localMember(key ipvs.Key) memberKey {
+func (t *memberTable) localMember(key ipvs.Key) memberKey {
 	return t.sets.key(plan.Member{Set: plan.Local.In(key.Family()), Entry: plan.EntryOf(key)})
 }
 
 // markOf returns the mark that the kernel gives to packets of internal clients to an address
 // and port; 0 if none.
-func (t *tables) markOf(key ipvs.Key) uint32 {
-	if m := t.members.records.Get(t.localMember(key)); m != nil && m.exists {
+func (x *markIndex) markOf(key ipvs.Key) uint32 {
+	if m := x.members.records.Get(x.members.localMember(key)); m != nil && m.exists {
 		return m.cached
 	}
 	return 0
 }
 
-// setFWMarkServerDirty makes the fwmark virtual server of an address and port dirty.
-func (t *tables) setFWMarkServerDirty(key ipvs.Key) {
-	t.setDirtyIfWanted(fwmKey(key.Family(), t.markOf(key)))
+// setServerDirty makes the fwmark virtual server of an address and port dirty.
+func (x *markIndex) setServerDirty(key ipvs.Key) {
+	x.setDirtyIfWanted(fwmKey(key.Family(), x.markOf(key)))
 }
 
-func (t *tables) setDirtyIfWanted(fwm ipvs.Key) {
-	if t.servers.wanted(fwm) {
-		t.servers.setKeyDirty(fwm)
+func (x *markIndex) setDirtyIfWanted(fwm ipvs.Key) {
+	if x.servers.wanted(fwm) {
+		x.servers.setKeyDirty(fwm)
 	}
 }
 
 // indexMarks rebuilds inLocal from the sets. If two members carry the same mark, another
 // program wrote one of them: the desired one counts.
 func (t *tables) indexMarks() {
-	t.inLocal = map[ipvs.Key]ipvs.Key{}
+	t.marks.inLocal = map[ipvs.Key]ipvs.Key{}
 	local := map[uint16]ip.Family{}
 	for _, family := range t.cfg.Families {
 		local[t.sets.named(plan.Local.In(family))] = family
@@ -145,29 +153,29 @@ func (t *tables) indexMarks() {
 		}
 		fwm := fwmKey(family, m.cached)
 		want, desired := t.desiredMember(m)
-		if _, known := t.inLocal[fwm]; !known || desired && want == m.cached {
-			t.inLocal[fwm] = plan.KeyOf(t.sets.member(m.key).Entry)
+		if _, known := t.marks.inLocal[fwm]; !known || desired && want == m.cached {
+			t.marks.inLocal[fwm] = plan.KeyOf(t.sets.member(m.key).Entry)
 		}
 	}
 }
 
-// memberMarkChanged updates inLocal when the mark of a member changes from was to is; 0 is no
+// memberChanged updates inLocal when the mark of a member changes from was to is; 0 is no
 // mark. It makes the virtual servers dirty that waited for the member.
-func (t *tables) memberMarkChanged(e ipset.Entry, was, is uint32) {
+func (x *markIndex) memberChanged(e ipset.Entry, was, is uint32) {
 	if was == is {
 		return
 	}
 	family, key := ip.Of(e.Addr), plan.KeyOf(e)
-	if fwm := fwmKey(family, was); was != 0 && t.inLocal[fwm] == key {
-		delete(t.inLocal, fwm)
-		if t.servers.exists(fwm) {
-			t.servers.setKeyDirty(fwm) // to be retired
+	if fwm := fwmKey(family, was); was != 0 && x.inLocal[fwm] == key {
+		delete(x.inLocal, fwm)
+		if x.servers.exists(fwm) {
+			x.servers.setKeyDirty(fwm) // to be retired
 		}
 	}
 	if is != 0 {
 		fwm := fwmKey(family, is)
-		t.inLocal[fwm] = key
-		t.setDirtyIfWanted(fwm)
-		t.setDrainEntryDirty(fwm)
+		x.inLocal[fwm] = key
+		x.setDirtyIfWanted(fwm)
+		x.setDrainEntryDirty(fwm)
 	}
 }

@@ -75,7 +75,7 @@ func TestMarkStandsAroundItsVirtualServer(t *testing.T) {
 	w.reconciler.Delete(externalLocal("a", ip.TCP, vip).Name)
 	w.reconciler.Flush()
 	inOrder("delete local route 203.0.113.5/32", "delete virtual server FWM 0xb", "delete 203.0.113.5,tcp:80 from set KUBE-IPVS-LOCAL")
-	if w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) {
+	if w.reconciler.marks.kernelUses(key(ip.TCP, vip+":80"), first) {
 		t.Error("the mark counts as used although the kernel has nothing with it")
 	}
 }
@@ -94,7 +94,7 @@ func TestMemberOutlivesItsVirtualServer(t *testing.T) {
 	}
 	w.reconciler.Delete(s.Name)
 	w.reconciler.Flush()
-	if !w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) || w.reconciler.usedMarks()[key(ip.TCP, vip+":80")] != first {
+	if !w.reconciler.marks.kernelUses(key(ip.TCP, vip+":80"), first) || w.reconciler.marks.used()[key(ip.TCP, vip+":80")] != first {
 		t.Fatal("the member went before its virtual server")
 	}
 	w.refuse = nil
@@ -123,10 +123,10 @@ func TestForeignMarkIsLeftAlone(t *testing.T) {
 	w := newWorld(t)
 	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: fwm(77), VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
 	w.start(externalLocal("a", ip.TCP, vip, here))
-	if _, there := w.reconciler.foreign[fwm(77)]; !there || !strings.Contains(w.IPVS.Dump(), "-A -f 77 -s wlc") {
+	if _, there := w.reconciler.servers.foreign[fwm(77)]; !there || !strings.Contains(w.IPVS.Dump(), "-A -f 77 -s wlc") {
 		t.Errorf("not there any more:\n%s", w.IPVS.Dump())
 	}
-	if !w.reconciler.markInUse(ip.IPv4, 77) || w.reconciler.markInUse(ip.IPv4, first+1) {
+	if !w.reconciler.marks.inUse(ip.IPv4, 77) || w.reconciler.marks.inUse(ip.IPv4, first+1) {
 		t.Error("foreign marks are taken for ours")
 	}
 }
@@ -253,7 +253,7 @@ func TestMasqueradeChangesTheMark(t *testing.T) {
 	if got := w.IPVS.Dump(); !strings.Contains(got, "-A -f 16395 ") || strings.Contains(got, "-A -f 11 ") {
 		t.Errorf("virtual servers\n%s", got)
 	}
-	if got := w.reconciler.usedMarks()[key(ip.TCP, vip+":80")]; got != 0x4000|first {
+	if got := w.reconciler.marks.used()[key(ip.TCP, vip+":80")]; got != 0x4000|first {
 		t.Errorf("the member carries %#x", got)
 	}
 }

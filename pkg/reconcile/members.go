@@ -32,9 +32,9 @@ func serverOf(m plan.Member) (ipvs.Key, bool) {
 func (t *tables) desiredMember(m *member) (mark uint32, desired bool) {
 	full := t.sets.member(m.key)
 	if fwm, address, ok := parseDrainEntry(full); ok {
-		return 0, t.needsDrainEntry(fwm, address)
+		return 0, t.marks.needsDrainEntry(fwm, address)
 	}
-	if !t.followsClaim(m) {
+	if !t.vips.followsClaim(m) {
 		return 0, false
 	}
 	key, about := serverOf(full)
@@ -64,45 +64,45 @@ func (t *tables) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
 	}
 }
 
-// setCachedMember records that the kernel has a member.
-func (t *tables) setCachedMember(m *member, mark uint32) {
+// setCached records that the kernel has a member.
+func (t *memberTable) setCached(m *member, mark uint32) {
 	if !m.exists {
 		t.sets.list[m.key.set].existing++
 	}
-	t.members.setCached(m, mark)
+	t.table.setCached(m, mark)
 }
 
-// clearCachedMember records that the kernel does not have a member.
-func (t *tables) clearCachedMember(m *member) {
+// clearCached records that the kernel does not have a member.
+func (t *memberTable) clearCached(m *member) {
 	if m.exists {
 		t.sets.list[m.key.set].existing--
 	}
-	t.members.clearCached(m)
+	t.table.clearCached(m)
 }
 
 // setCachedSet records that the kernel has a set. If its creation failed before, its members
 // become dirty.
-func (t *tables) setCachedSet(s ipset.Set) {
+func (t *memberTable) setCachedSet(s ipset.Set) {
 	set := t.sets.get(s.Name)
 	set.set, set.exists = s, true
 	if !set.failed {
 		return
 	}
 	set.failed = false
-	for key, m := range t.members.stuck {
+	for key, m := range t.stuck {
 		if t.sets.list[key.set] == set {
-			t.members.setDirty(m)
+			t.setDirty(m)
 		}
 	}
 }
 
 // clearCachedSet records that the kernel does not have a set.
-func (t *tables) clearCachedSet(name string) {
+func (t *memberTable) clearCachedSet(name string) {
 	i := t.sets.named(name)
 	t.sets.list[i].exists, t.sets.list[i].set = false, ipset.Set{}
-	for m := range t.members.allExisting() {
+	for m := range t.allExisting() {
 		if m.key.set == i {
-			t.clearCachedMember(m)
+			t.clearCached(m)
 		}
 	}
 }
@@ -128,9 +128,9 @@ func (w *memberWriter) add() {
 		switch {
 		case desired && set.failed:
 			w.t.members.setStuck(m) // setSection reports the missing set
-		case desired && !m.exists && w.t.preservesClientIP(m): // added after the virtual server changed
-		case desired && !m.exists && w.t.waitsForClaim(m): // added once the VIP is claimed in the new way
-		case w.t.waitsForWeights(m, want) || desired && w.t.waitsForDrainEntry(m, want):
+		case desired && !m.exists && w.preservesClientIP(m): // added after the virtual server changed
+		case desired && !m.exists && w.t.vips.waitsForClaim(m): // added once the VIP is claimed in the new way
+		case w.t.marks.waitsForWeights(m, want) || desired && w.t.marks.waitsForDrainEntry(m, want):
 		case desired && different:
 			c := w.changeOf(ipset.AddEntry, m)
 			c.Mark = want
@@ -203,14 +203,14 @@ func (w *memberWriter) done(c ipset.Change) {
 	w.t.members.noteWritten(m)
 	was := m.cached
 	if c.Op == ipset.DeleteEntry {
-		w.t.clearCachedMember(m)
+		w.t.members.clearCached(m)
 	} else {
 		if set := w.t.sets.list[m.key.set]; !set.exists {
 			set.set, set.exists = c.Set, true
 		}
-		w.t.setCachedMember(m, c.Mark)
+		w.t.members.setCached(m, c.Mark)
 	}
 	w.t.members.setClean(m)
-	w.t.memberMarkChanged(c.Entry, was, c.Mark)
-	w.t.indexDrainEntry(plan.Member{Set: c.Set.Name, Entry: c.Entry}, c.Op == ipset.AddEntry)
+	w.t.marks.memberChanged(c.Entry, was, c.Mark)
+	w.t.marks.indexDrainEntry(plan.Member{Set: c.Set.Name, Entry: c.Entry}, c.Op == ipset.AddEntry)
 }

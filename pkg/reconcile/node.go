@@ -125,10 +125,10 @@ func (ns *nodeSections) forgetGateways(defaults []routing.Route) {
 // known of the node, or the sets in use. It reports whether the desired state has changed.
 func (r *Reconciler) planNode() bool {
 	in := &r.input
-	if !in.known || !in.stale && maps.Equal(r.uses, in.Uses) {
+	if !in.known || !in.stale && maps.Equal(r.sets.uses, in.Uses) {
 		return false
 	}
-	in.stale, in.warnings, in.Uses = false, nil, r.uses
+	in.stale, in.warnings, in.Uses = false, nil, r.sets.uses
 	// Computing the plan takes most of the time of a pod's start, which rarely changes it.
 	planned := plan.Relevant(r.cfg, &in.Node)
 	if reflect.DeepEqual(planned, r.planned) {
@@ -281,15 +281,15 @@ func (ns *nodeSections) setsWritten(changes []ipset.Change, failures []ipset.Fai
 	succeeded(changes, failures, func(i int) {
 		c := changes[i]
 		if c.Op == ipset.DestroySet {
-			ns.clearCachedSet(c.Set.Name)
+			ns.members.clearCachedSet(c.Set.Name)
 			return
 		}
-		ns.setCachedSet(c.Set)
+		ns.members.setCachedSet(c.Set)
 	}, func(i int, _ error) {
 		if changes[i].Op == ipset.CreateSet {
 			ns.sets.get(changes[i].Set.Name).failed = true
 			if isDemand(changes[i].Set.Name) {
-				ns.demand(changes[i].Set.Name) // no rule can add members
+				ns.sets.demand(changes[i].Set.Name) // no rule can add members
 			}
 		}
 	})

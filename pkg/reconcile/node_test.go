@@ -59,7 +59,7 @@ func TestDeletedLinkIsAddedByTheRetry(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Routing.Do(routing.Change{Op: routing.DeleteLink})
-	w.reconciler.removed(removed)
+	w.reconciler.vips.noteRemoved(removed)
 	if problems := w.reconciler.Flush(); len(problems) == 0 {
 		t.Fatal("the refusal was not seen")
 	}

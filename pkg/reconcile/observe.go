@@ -229,7 +229,7 @@ func setNames(cfg *plan.Config) map[string]bool {
 // and never changed.
 func (t *tables) ours(key ipvs.Key) bool {
 	if key.FWMark != 0 {
-		_, known := t.addressOf(key)
+		_, known := t.marks.addressOf(key)
 		return known
 	}
 	return t.listed(key)
@@ -261,7 +261,7 @@ func (t *tables) provesOwnership(m *member) bool {
 	full := t.sets.member(m.key)
 	key := plan.KeyOf(full.Entry)
 	fwm := fwmKey(ip.Of(m.key.addr), m.cached)
-	if t.servers.exists(fwm) && t.inLocal[fwm] == key {
+	if t.servers.exists(fwm) && t.marks.inLocal[fwm] == key {
 		return true
 	}
 	if !t.servers.exists(key) || t.servers.wanted(key) {
@@ -272,10 +272,10 @@ func (t *tables) provesOwnership(m *member) bool {
 
 // replaceWrongScope treats desired addresses that kube-proxy added, with another scope, as missing, so
 // that they are added again. Other ones are deleted like any stale address.
-func (t *tables) replaceWrongScope() {
+func (t *vipTable) replaceWrongScope() {
 	for addr := range t.wrongScope {
-		if v := t.vips.records.Get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
-			t.vips.clearCached(v)
+		if v := t.records.Get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
+			t.clearCached(v)
 		}
 	}
 }

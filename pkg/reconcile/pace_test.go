@@ -115,7 +115,7 @@ func TestPacingDelaysNothingElse(t *testing.T) {
 		if err := w.reconciler.Flush().Err(); err != nil {
 			t.Fatal(err)
 		}
-		if n := w.reconciler.drainer.count; n != 0 || w.reconciler.cachedServer(k) != nil {
+		if n := w.reconciler.drainer.count; n != 0 || w.reconciler.servers.cachedServer(k) != nil {
 			t.Errorf("%d drain", n)
 		}
 	})

@@ -67,7 +67,7 @@ func (r *Reconciler) Set(owner *Owner, desired plan.ServicePlan) error {
 
 // Delete removes the desired state of a Service.
 func (r *Reconciler) Delete(name types.NamespacedName) {
-	_, _ = r.fwmarks.assign(name, nil, nil) // never fails: it requests no fwmark
+	_, _ = r.allocator.assign(name, nil, nil) // never fails: it requests no fwmark
 	r.retries.succeeded(name)
 	if o := r.owned.Get(name); o != nil {
 		r.setDesired(o.owner, plan.ServicePlan{})

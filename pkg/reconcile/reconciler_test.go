@@ -95,12 +95,12 @@ func (w *world) checkHeld() {
 			ipv4++
 		}
 	}
-	if a.realServers != reals || a.ipv4Servers != ipv4 {
-		w.t.Errorf("%d real servers and %d virtual servers of IPv4 are counted, there are %d and %d", a.realServers, a.ipv4Servers, reals, ipv4)
+	if a.servers.realServers != reals || a.servers.ipv4Servers != ipv4 {
+		w.t.Errorf("%d real servers and %d virtual servers of IPv4 are counted, there are %d and %d", a.servers.realServers, a.servers.ipv4Servers, reals, ipv4)
 	}
-	checkTable(w.t, &a.servers)
-	checkTable(w.t, &a.members)
-	checkTable(w.t, &a.vips)
+	checkTable(w.t, &a.servers.table)
+	checkTable(w.t, &a.members.table)
+	checkTable(w.t, &a.vips.table)
 	held := map[uint16]int{}
 	for m := range a.members.allExisting() {
 		held[m.key.set]++
@@ -273,7 +273,7 @@ func TestOrderOfAClaimedPort(t *testing.T) {
 			}
 		}
 	}
-	if w.reconciler.removed([]routing.Removal{{Addr: netip.MustParseAddr("192.168.1.200"), Table: 80080}}) != 0 {
+	if w.reconciler.vips.noteRemoved([]routing.Removal{{Addr: netip.MustParseAddr("192.168.1.200"), Table: 80080}}) != 0 {
 		t.Error("a route that we deleted is to be added again")
 	}
 }
@@ -775,7 +775,7 @@ func TestFlowsFromBeforeTheVIPAreDeleted(t *testing.T) {
 	}
 	w.Routing.Do(routing.Change{Op: routing.DeleteAddress, Address: netip.MustParseAddr("10.96.0.10")})
 	w.Conntrack.Add(forwarded)
-	w.reconciler.removed([]routing.Removal{{Addr: netip.MustParseAddr("10.96.0.10")}})
+	w.reconciler.vips.noteRemoved([]routing.Removal{{Addr: netip.MustParseAddr("10.96.0.10")}})
 	if err := w.reconciler.Flush().Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -990,8 +990,8 @@ func TestUnansweredVirtualServerGoesWithItsService(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.reconciler.Flush()
-	if got := w.IPVS.Dump(); got != "" || len(w.reconciler.unsure) > 0 {
-		t.Errorf("left, unsure of %v:\n%s", w.reconciler.unsure, got)
+	if got := w.IPVS.Dump(); got != "" || len(w.reconciler.servers.unsure) > 0 {
+		t.Errorf("left, unsure of %v:\n%s", w.reconciler.servers.unsure, got)
 	}
 }
 

@@ -120,7 +120,7 @@ func (ns *nodeSections) takeRouting(o *observation) {
 		ns.cached.rules = map[routing.Rule]struct{}{}
 	}
 	maps.DeleteFunc(ns.cached.rules, func(rule routing.Rule, _ struct{}) bool { return !servesFamily(ns.cfg, rule.Family) })
-	ns.wrongScope = o.routing.WrongScope
+	ns.vips.wrongScope = o.routing.WrongScope
 	ns.staleRoutes, ns.cached.routes = o.staleRoutes, o.gateways
 }
 
@@ -128,14 +128,14 @@ func (ns *nodeSections) takeRouting(o *observation) {
 func (d *resync) takeSets() {
 	for _, set := range d.sets.list {
 		if _, there := d.seen.sets[set.name]; set.exists && !there {
-			d.clearCachedSet(set.name)
+			d.members.clearCachedSet(set.name)
 			d.marksChanged = true // it may be plan.Local, whose members carry the marks
 		}
 	}
 	for name, is := range d.seen.sets {
-		d.setCachedSet(is.Set)
+		d.members.setCachedSet(is.Set)
 		if isDemand(name) && len(is.Entries) > 0 {
-			d.demand(name)
+			d.sets.demand(name)
 		}
 	}
 }
@@ -161,8 +161,8 @@ func (d *resync) end() int {
 	d.servers.endObserve()
 	d.members.endObserve()
 	d.vips.endObserve()
-	if !d.fwmarks.restored && len(d.passes) == 0 && d.next == d.items {
-		d.fwmarks.restore(d.usedMarks())
+	if !d.allocator.restored && len(d.passes) == 0 && d.next == d.items {
+		d.allocator.restore(d.marks.used())
 	}
 	return d.differences
 }
@@ -172,15 +172,15 @@ func (d *resync) end() int {
 func (d *resync) allPasses() []pass {
 	var observed, compared []pass
 	if d.seen.extent.sets {
-		observed, compared = d.setPasses(), []pass{overTable(&d.members, d.compareMember)}
+		observed, compared = d.setPasses(), []pass{overTable(&d.members.table, d.compareMember)}
 	}
 	if d.seen.extent.servers {
 		observed = append(observed, d.serverPasses()...)
-		compared = append(compared, overTable(&d.servers, d.compareServer))
+		compared = append(compared, overTable(&d.servers.table, d.compareServer))
 	}
 	if d.seen.extent.routing {
-		observed = append(observed, overMap(d.seen.vips, d.takeVIP), overTable(&d.vips, d.dropMissingVIP))
-		compared = append(compared, overTable(&d.vips, d.compareVIP))
+		observed = append(observed, overMap(d.seen.vips, d.takeVIP), overTable(&d.vips.table, d.dropMissingVIP))
+		compared = append(compared, overTable(&d.vips.table, d.compareVIP))
 	}
 	return append(observed, compared...)
 }
@@ -198,7 +198,7 @@ func (d *resync) setPasses() []pass {
 		}))
 	}
 	return append(passes,
-		overTable(&d.members, d.dropMissingMember),
+		overTable(&d.members.table, d.dropMissingMember),
 		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } })
 }
 
@@ -207,9 +207,9 @@ func (d *resync) setPasses() []pass {
 func (d *resync) serverPasses() []pass {
 	return []pass{
 		overMap(d.seen.servers, d.takeServer),
-		overTable(&d.servers, d.dropMissingServer),
-		overMap(d.retired, d.dropMissingRetired),
-		overMap(d.foreign, d.dropMissingForeign),
+		overTable(&d.servers.table, d.dropMissingServer),
+		overMap(d.marks.retired, d.dropMissingRetired),
+		overMap(d.servers.foreign, d.dropMissingForeign),
 	}
 }
 
@@ -242,8 +242,8 @@ func (d *resync) takeMember(full plan.Member, mark uint32) {
 		return
 	}
 	d.marksChanged = d.marksChanged || m.cached != mark
-	d.setCachedMember(m, mark)
-	d.indexDrainEntry(full, true)
+	d.members.setCached(m, mark)
+	d.marks.indexDrainEntry(full, true)
 }
 
 // dropMissingMember drops a member from the cache that the kernel does not have.
@@ -254,7 +254,7 @@ func (d *resync) dropMissingMember(m *member) {
 	full := d.sets.member(m.key)
 	if _, there := d.seen.sets[full.Set].Entries[full.Entry]; !there {
 		d.marksChanged = d.marksChanged || m.cached != 0
-		d.clearCachedMember(m)
+		d.members.clearCached(m)
 	}
 }
 
@@ -274,7 +274,7 @@ func (d *resync) compareMember(m *member) {
 		}
 	}
 	want, desired := d.desiredMember(m)
-	compared(d, &d.members, m, desired != m.exists || desired && m.cached != want)
+	compared(d, &d.members.table, m, desired != m.exists || desired && m.cached != want)
 }
 
 func (d *resync) takeServer(key ipvs.Key, is ipvs.Service) {
@@ -285,13 +285,13 @@ func (d *resync) takeServer(key ipvs.Key, is ipvs.Service) {
 	}
 	if !s.exists {
 		if !s.wanted() && !d.ours(key) {
-			d.foreign[key] = is
+			d.servers.foreign[key] = is
 			d.servers.release(s)
 			return
 		}
-		delete(d.foreign, key)
+		delete(d.servers.foreign, key)
 	}
-	d.setCachedServer(s, newCached(is))
+	d.servers.setCached(s, newCached(is))
 }
 
 func (d *resync) dropMissingServer(s *server) {
@@ -304,13 +304,13 @@ func (d *resync) dropMissingServer(s *server) {
 // entry. If only the entry is missing, it is added again.
 func (d *resync) dropMissingRetired(fwm, address ipvs.Key) {
 	if !d.servers.exists(fwm) && !d.members.exists(d.sets.key(drainEntry(fwm, address))) {
-		delete(d.retired, fwm)
+		delete(d.marks.retired, fwm)
 	}
 }
 
 func (d *resync) dropMissingForeign(key ipvs.Key, _ ipvs.Service) {
 	if _, there := d.seen.servers[key]; !there {
-		delete(d.foreign, key)
+		delete(d.servers.foreign, key)
 	}
 }
 
@@ -320,10 +320,10 @@ func (d *resync) compareServer(s *server) {
 	}
 	want, desired := d.desiredIn(s)
 	if d.mustDrain(s) {
-		compared(d, &d.servers, s, len(d.retireChanges(s)) > 0)
+		compared(d, &d.servers.table, s, len(d.retireChanges(s)) > 0)
 		return
 	}
-	compared(d, &d.servers, s, !desired && s.exists || desired && !d.upToDate(s, want) && len(d.serverChanges(s, want)) > 0)
+	compared(d, &d.servers.table, s, !desired && s.exists || desired && !d.upToDate(s, want) && len(d.serverChanges(s, want)) > 0)
 }
 
 // takeVIP caches an observed VIP. A desired address that kube-proxy added, with another scope,
@@ -333,7 +333,7 @@ func (d *resync) takeVIP(key plan.VIP, _ struct{}) {
 	if v.written {
 		return
 	}
-	if _, wrong := d.wrongScope[key.Addr]; wrong && v.wanted() && key.Claim == plan.ClaimAddress {
+	if _, wrong := d.vips.wrongScope[key.Addr]; wrong && v.wanted() && key.Claim == plan.ClaimAddress {
 		d.vips.clearCached(v)
 	} else {
 		d.vips.setCached(v, struct{}{})
@@ -347,8 +347,8 @@ func (d *resync) dropMissingVIP(v *vipRecord) {
 }
 
 func (d *resync) compareVIP(v *vipRecord) {
-	if desired := d.desiredVIP(v); desired || d.pruning {
-		compared(d, &d.vips, v, desired != v.exists)
+	if desired := d.vips.desired(v); desired || d.pruning {
+		compared(d, &d.vips.table, v, desired != v.exists)
 	}
 }
 

@@ -161,7 +161,7 @@ func (m *meanwhile) repair() {
 	if err := m.reconciler.Flush().Err(); err != nil {
 		m.t.Error(err)
 	}
-	if _, known := m.reconciler.foreign[foreignKey]; known != strings.Contains(m.IPVS.Dump(), "192.0.2.77:77") {
+	if _, known := m.reconciler.servers.foreign[foreignKey]; known != strings.Contains(m.IPVS.Dump(), "192.0.2.77:77") {
 		m.t.Errorf("the foreign virtual server is known: %t", known)
 	}
 }

@@ -54,27 +54,27 @@ func markAddr(family ip.Family, mark uint32) netip.Addr {
 
 // needsDrainEntry reports whether a drain entry must stay, because nothing else proves that the
 // virtual server is ours.
-func (t *tables) needsDrainEntry(fwm, address ipvs.Key) bool {
-	return t.servers.exists(fwm) && t.retired[fwm] == address && t.inLocal[fwm] != address
+func (x *markIndex) needsDrainEntry(fwm, address ipvs.Key) bool {
+	return x.servers.exists(fwm) && x.retired[fwm] == address && x.inLocal[fwm] != address
 }
 
 // indexDrainEntry updates retired after a member was added or deleted.
-func (t *tables) indexDrainEntry(m plan.Member, there bool) {
+func (x *markIndex) indexDrainEntry(m plan.Member, there bool) {
 	fwm, address, ok := parseDrainEntry(m)
 	switch {
 	case !ok:
 	case there:
-		t.retired[fwm] = address
-	case t.retired[fwm] == address:
-		delete(t.retired, fwm)
+		x.retired[fwm] = address
+	case x.retired[fwm] == address:
+		delete(x.retired, fwm)
 	}
 }
 
 // setDrainEntryDirty makes the drain entry of a virtual server dirty, so that it is deleted if no
 // longer needed.
-func (t *tables) setDrainEntryDirty(fwm ipvs.Key) {
-	if address, recorded := t.retired[fwm]; recorded {
-		t.members.setKeyDirty(t.sets.key(drainEntry(fwm, address)))
+func (x *markIndex) setDrainEntryDirty(fwm ipvs.Key) {
+	if address, recorded := x.retired[fwm]; recorded {
+		x.members.setKeyDirty(x.members.sets.key(drainEntry(fwm, address)))
 	}
 }
 
@@ -87,7 +87,7 @@ func (t *tables) mustDrain(s *server) bool {
 	if _, desired := t.desiredIn(s); desired {
 		return false
 	}
-	address, known := t.addressOf(s.key)
+	address, known := t.marks.addressOf(s.key)
 	return known && t.servers.wanted(address)
 }
 
@@ -96,7 +96,7 @@ func (t *tables) mustDrain(s *server) bool {
 func (w *memberWriter) addDrainEntries(retiring map[ipvs.Key]ipvs.Key) {
 	var changes []ipset.Change
 	for fwm, address := range retiring {
-		if w.t.retired[fwm] != address && !w.t.sets.get(plan.Draining.In(fwm.Family())).failed {
+		if w.t.marks.retired[fwm] != address && !w.t.sets.get(plan.Draining.In(fwm.Family())).failed {
 			changes = append(changes, w.change(ipset.AddEntry, drainEntry(fwm, address)))
 		}
 	}
@@ -105,16 +105,16 @@ func (w *memberWriter) addDrainEntries(retiring map[ipvs.Key]ipvs.Key) {
 
 // fwmarkOf returns the fwmark that a dirty member of plan.Local has in the kernel, and
 // whether its virtual server exists.
-func (t *tables) fwmarkOf(m *member) (fwm ipvs.Key, exists bool) {
-	if !m.exists || m.cached == 0 || t.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
+func (x *markIndex) fwmarkOf(m *member) (fwm ipvs.Key, exists bool) {
+	if !m.exists || m.cached == 0 || x.members.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
 		return fwm, false
 	}
 	fwm = fwmKey(ip.Of(m.key.addr), m.cached)
-	return fwm, t.servers.exists(fwm) && t.inLocal[fwm] == t.addressIn(m)
+	return fwm, x.servers.exists(fwm) && x.inLocal[fwm] == x.members.addressIn(m)
 }
 
 // addressIn returns a member's address and port as the key of a virtual server.
-func (t *tables) addressIn(m *member) ipvs.Key {
+func (t *memberTable) addressIn(m *member) ipvs.Key {
 	return plan.KeyOf(t.sets.member(m.key).Entry)
 }
 
@@ -132,11 +132,11 @@ func (w *memberWriter) addDrainEntriesOfReplaced() {
 		if !desired || m.exists && m.cached == want {
 			continue
 		}
-		address := w.t.addressIn(m)
-		if fwm, exists := w.t.fwmarkOf(m); exists {
+		address := w.t.members.addressIn(m)
+		if fwm, exists := w.t.marks.fwmarkOf(m); exists {
 			entries[fwm] = address
 		}
-		if fwm := fwmKey(family, want); w.t.servers.isDirty(fwm) && w.t.unused(fwm) && w.t.servers.exists(address) {
+		if fwm := fwmKey(family, want); w.t.servers.isDirty(fwm) && w.t.marks.unused(fwm) && w.t.servers.exists(address) {
 			entries[fwm] = address
 		}
 	}
@@ -144,9 +144,9 @@ func (w *memberWriter) addDrainEntriesOfReplaced() {
 }
 
 // unused reports whether neither a virtual server nor a set has a fwmark.
-func (t *tables) unused(fwm ipvs.Key) bool {
-	_, recorded := t.listedAddress(fwm)
-	return !recorded && !t.servers.exists(fwm)
+func (x *markIndex) unused(fwm ipvs.Key) bool {
+	_, recorded := x.listedAddress(fwm)
+	return !recorded && !x.servers.exists(fwm)
 }
 
 // deleteFromLocal deletes undesired members of plan.Local whose address and port are still served. New
@@ -154,11 +154,11 @@ func (t *tables) unused(fwm ipvs.Key) bool {
 func (w *memberWriter) deleteFromLocal() {
 	retiring := map[ipvs.Key]ipvs.Key{}
 	for m := range w.t.members.allDirty() {
-		fwm, exists := w.t.fwmarkOf(m)
+		fwm, exists := w.t.marks.fwmarkOf(m)
 		if !exists {
 			continue
 		}
-		address := w.t.addressIn(m)
+		address := w.t.members.addressIn(m)
 		if _, desired := w.t.desiredMember(m); !desired && w.t.servers.exists(address) && w.t.mustDrain(w.t.servers.get(fwm)) {
 			retiring[fwm] = address
 		}
@@ -166,7 +166,7 @@ func (w *memberWriter) deleteFromLocal() {
 	w.addDrainEntries(retiring)
 	var changes []ipset.Change
 	for fwm, address := range retiring {
-		if w.t.retired[fwm] == address {
+		if w.t.marks.retired[fwm] == address {
 			m := plan.Member{Set: plan.Local.In(fwm.Family()), Entry: plan.EntryOf(address)}
 			changes = append(changes, w.change(ipset.DeleteEntry, m))
 		}
@@ -176,19 +176,19 @@ func (w *memberWriter) deleteFromLocal() {
 
 // waitsForDrainEntry reports whether a member of plan.Local keeps its mark for now, because the
 // virtual server of the mark has no drain entry yet.
-func (t *tables) waitsForDrainEntry(m *member, want uint32) bool {
-	fwm, exists := t.fwmarkOf(m)
-	return exists && m.cached != want && t.retired[fwm] != t.addressIn(m) && !t.sets.get(plan.Draining.In(fwm.Family())).failed
+func (x *markIndex) waitsForDrainEntry(m *member, want uint32) bool {
+	fwm, exists := x.fwmarkOf(m)
+	return exists && m.cached != want && x.retired[fwm] != x.members.addressIn(m) && !x.members.sets.get(plan.Draining.In(fwm.Family())).failed
 }
 
 // waitsForWeights reports whether a member of plan.Local must wait, because its fwmark virtual
 // server has a drain entry, and does not exist yet or still has weights of 0.
-func (t *tables) waitsForWeights(m *member, mark uint32) bool {
+func (x *markIndex) waitsForWeights(m *member, mark uint32) bool {
 	if mark == 0 {
 		return false
 	}
 	fwm := fwmKey(ip.Of(m.key.addr), mark)
-	return t.servers.isDirty(fwm) && t.retired[fwm] == t.addressIn(m)
+	return x.servers.isDirty(fwm) && x.retired[fwm] == x.members.addressIn(m)
 }
 
 // retirements returns the changes that drain the dirty virtual servers for which mustDrain
@@ -213,8 +213,8 @@ func (w *serverWriter) retirements() []ipvs.Change {
 // the address and port has them too: as elsewhere, their flows end with the endpoint.
 func (t *tables) retireChanges(s *server) []ipvs.Change {
 	key := s.key
-	address, _ := t.addressOf(key)
-	if t.inLocal[key] == address {
+	address, _ := t.marks.addressOf(key)
+	if t.marks.inLocal[key] == address {
 		return nil
 	}
 	var changes []ipvs.Change
@@ -237,17 +237,17 @@ func (t *tables) retireChanges(s *server) []ipvs.Change {
 // hasDesiredRealServer reports whether an address and port has a desired real server, directly or
 // through its present fwmark.
 func (t *tables) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool {
-	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), t.markOf(address))}, func(key ipvs.Key) bool {
+	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), t.marks.markOf(address))}, func(key ipvs.Key) bool {
 		want, desired := t.desiredServer(key)
 		return desired && want.is(dest, plan.IsRealServer)
 	})
 }
 
 // setRetiredDirty makes the retired virtual servers of an address and port dirty.
-func (t *tables) setRetiredDirty(address ipvs.Key) {
-	for fwm, of := range t.retired {
+func (x *markIndex) setRetiredDirty(address ipvs.Key) {
+	for fwm, of := range x.retired {
 		if of == address {
-			t.servers.setKeyDirty(fwm)
+			x.servers.setKeyDirty(fwm)
 		}
 	}
 }
@@ -256,7 +256,7 @@ func (t *tables) setRetiredDirty(address ipvs.Key) {
 func (w *memberWriter) deleteDrainEntries(deleted []ipvs.Change) {
 	var entries []ipset.Change
 	for _, c := range deleted {
-		if m := drainEntry(c.Key, w.t.retired[c.Key]); w.t.retired[c.Key] != (ipvs.Key{}) && !w.t.needsDrainEntry(c.Key, w.t.retired[c.Key]) {
+		if m := drainEntry(c.Key, w.t.marks.retired[c.Key]); w.t.marks.retired[c.Key] != (ipvs.Key{}) && !w.t.marks.needsDrainEntry(c.Key, w.t.marks.retired[c.Key]) {
 			entries = append(entries, w.change(ipset.DeleteEntry, m))
 		}
 	}
@@ -267,9 +267,9 @@ func (w *memberWriter) deleteDrainEntries(deleted []ipvs.Change) {
 // which the kernel may have refused some.
 func (w *serverWriter) deleteRetired() []ipvs.Change {
 	var changes []ipvs.Change
-	for fwm := range w.t.retired {
+	for fwm := range w.t.marks.retired {
 		_, desired := w.t.desiredServer(fwm)
-		if s := w.t.cachedServer(fwm); s != nil && !desired && len(s.reals) == 0 && w.t.inLocal[fwm] == (ipvs.Key{}) {
+		if s := w.t.servers.cachedServer(fwm); s != nil && !desired && len(s.reals) == 0 && w.t.marks.inLocal[fwm] == (ipvs.Key{}) {
 			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
 		}
 	}

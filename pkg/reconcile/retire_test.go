@@ -61,7 +61,7 @@ func (w *world) retires(s service.Service) {
 		if got := w.IPSet.Dump(); strings.Contains(got, "skbmark 0xb") {
 			w.t.Errorf("%s: packets are still marked:\n%s", when, got)
 		}
-		if !w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) || !w.reconciler.markInUse(ip.IPv4, first) {
+		if !w.reconciler.marks.kernelUses(key(ip.TCP, vip+":80"), first) || !w.reconciler.marks.inUse(ip.IPv4, first) {
 			w.t.Errorf("%s: the mark is free", when)
 		}
 	}
@@ -87,8 +87,8 @@ func (w *world) retires(s service.Service) {
 	if got := w.IPSet.Dump(); strings.Contains(got, "0.0.0.11") {
 		w.t.Errorf("the record is left:\n%s", got)
 	}
-	if w.reconciler.servers.exists(fwm(first)) || len(w.reconciler.retired) != 0 {
-		w.t.Errorf("the mark is not free: %v", w.reconciler.retired)
+	if w.reconciler.servers.exists(fwm(first)) || len(w.reconciler.marks.retired) != 0 {
+		w.t.Errorf("the mark is not free: %v", w.reconciler.marks.retired)
 	}
 }
 
@@ -196,7 +196,7 @@ func TestRetireWaitsForItsRecord(t *testing.T) {
 		if w.apply(becomes(s)).Err() == nil {
 			t.Error("the refusal is not reported")
 		}
-		if got := w.reconciler.usedMarks()[key(ip.TCP, vip+":80")]; got != first {
+		if got := w.reconciler.marks.used()[key(ip.TCP, vip+":80")]; got != first {
 			t.Errorf("the member was changed without a record: mark %#x", got)
 		}
 		if rs := w.realServers(fwm(first))[used]; rs.Weight != 1 {
@@ -279,7 +279,7 @@ func TestRetiredIsDeletedByAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.reconciler.Flush()
-	if n := len(w.reconciler.retired); n != 0 {
+	if n := len(w.reconciler.marks.retired); n != 0 {
 		t.Errorf("%d are recorded", n)
 	}
 	w.mustApply(s)

@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"maps"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -114,7 +113,7 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 	r.recordDemands()
 	for _, set := range r.sets.list {
 		if set.existing > 0 {
-			r.useSet(set.name)
+			r.sets.use(set.name)
 		}
 	}
 	r.compareAt = time.Time{} // everything has just been read
@@ -126,7 +125,7 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 // all UDP flows to those to check, because an earlier process may have left stale ones.
 func (r *Reconciler) Prune() {
 	r.pruning = true
-	r.replaceWrongScope()
+	r.vips.replaceWrongScope()
 	for s := range r.servers.allExisting() {
 		r.addStaleFlows(s.key)
 		if !s.wanted() {
@@ -142,7 +141,7 @@ func (r *Reconciler) Prune() {
 		}
 	}
 	for _, v := range r.vips.list() {
-		r.vips.compared(v, r.desiredVIP(v) != v.exists)
+		r.vips.compared(v, r.vips.desired(v) != v.exists)
 	}
 	now := time.Now()
 	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod(r.omitsRules()))
@@ -169,7 +168,7 @@ func (r *Reconciler) Changed(now time.Time, e External) (removedVIPs int) {
 	if e.Rules || e.MaybeDeleted {
 		r.compareSoon(now, extent{servers: e.MaybeDeleted, sets: e.MaybeDeleted, routing: e.MaybeDeleted, rules: e.Rules})
 	}
-	return r.removed(e.Removed)
+	return r.vips.noteRemoved(e.Removed)
 }
 
 // compareSoon requests a comparison of some parts, no more often than minPeriod allows.
@@ -296,7 +295,7 @@ func (r *Reconciler) Step(now time.Time) StepResult {
 		r.retry(due...)
 		r.retried, done.Retried = append(r.retried, due...), true
 	}
-	if done.Retried || r.vipsRemoved {
+	if done.Retried || r.vips.removed {
 		r.flushInto(&done)
 	}
 	if r.drainer.count > 0 && !now.Before(r.drainer.checkAt) {
@@ -318,7 +317,7 @@ func (r *Reconciler) Step(now time.Time) StepResult {
 }
 
 func (r *Reconciler) flushInto(done *StepResult) {
-	r.vipsRemoved, done.Written = false, true
+	r.vips.removed, done.Written = false, true
 	done.Problems = append(done.Problems, r.Flush()...)
 }
 
@@ -499,39 +498,9 @@ func (r *Reconciler) Settle() Status {
 		failing--
 	}
 	return Status{
-		VirtualServers: r.servers.existing, RealServers: r.realServers, Draining: r.drainer.count,
+		VirtualServers: r.servers.existing, RealServers: r.servers.realServers, Draining: r.drainer.count,
 		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.begun(),
 		FailingServices: failing, NodeFailing: node || r.readRetry > 0, RetryIn: waits, Unmarked: r.releaseMarks(),
 		Warnings: r.nodeWarnings(), Modes: r.node.Modes,
-	}
-}
-
-// useSet records that a set is in use, so that the plan has rules that match it. Before Prune, a set
-// is in use if it has members or ever had desired ones. After Prune, only desired members count. The
-// sets of plan.Demands are in use while they have members. The map is immutable, because the node's plan has it.
-func (t *tables) useSet(name string) {
-	if !t.uses[name] {
-		uses := maps.Clone(t.uses)
-		uses[name] = true
-		t.uses = uses
-	}
-}
-
-// dropUnusedSets removes the sets from those in use that have no desired members any more.
-func (t *tables) dropUnusedSets() {
-	n := 0
-	for _, set := range t.sets.list {
-		if set.inUse() {
-			n++
-		}
-	}
-	if !t.pruning || n == len(t.uses) {
-		return
-	}
-	t.uses = plan.SetsInUse{}
-	for _, set := range t.sets.list {
-		if set.inUse() {
-			t.uses[set.name] = true
-		}
 	}
 }

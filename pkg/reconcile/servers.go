@@ -72,7 +72,7 @@ func (t *tables) serverChanges(s *server, want *wantedServer) []ipvs.Change {
 	}
 	all := diffServer(s.key, have, want)
 	orderAdditions(t.cfg.NodeName, s.key, want.settings.Value().Scheduler, all)
-	address, _ := t.addressOf(s.key)
+	address, _ := t.marks.addressOf(s.key)
 	changes := all[:0]
 	for _, c := range all {
 		if c.Op == ipvs.DeleteRealServer && address.Protocol == ip.TCP {
@@ -112,7 +112,7 @@ func (w *serverWriter) delete() {
 		if _, desired := w.t.desiredIn(s); desired || w.t.mustDrain(s) {
 			continue
 		}
-		if _, unsure := w.t.unsure[s.key]; s.exists || unsure {
+		if _, unsure := w.t.servers.unsure[s.key]; s.exists || unsure {
 			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: s.key})
 		} else {
 			w.t.servers.setClean(s)
@@ -135,7 +135,7 @@ func (w *serverWriter) apply(changes []ipvs.Change, later ...ipvs.Change) {
 		}
 		reported[c.Key] = true
 		if c.Op == ipvs.AddVirtualServer {
-			w.t.unsure[c.Key] = struct{}{}
+			w.t.servers.unsure[c.Key] = struct{}{}
 		}
 		w.t.servers.setStuck(w.t.servers.get(c.Key))
 	})
@@ -205,22 +205,22 @@ func (w *serverWriter) done(c ipvs.Change) {
 	w.t.servers.noteWritten(s)
 	switch c.Op {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
-		delete(w.t.unsure, c.Key)
+		delete(w.t.servers.unsure, c.Key)
 		is := s.cached
 		is.settings = unique.Make(c.VirtualServer)
-		w.t.setCachedServer(s, is)
+		w.t.servers.setCached(s, is)
 	case ipvs.DeleteVirtualServer:
-		delete(w.t.unsure, c.Key)
+		delete(w.t.servers.unsure, c.Key)
 		w.t.clearCachedServer(s)
 		w.t.servers.setClean(s)
-		w.t.setDrainEntryDirty(c.Key)
+		w.t.marks.setDrainEntryDirty(c.Key)
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
-		w.t.setCachedRealServer(s, c.Dest, c.RealServer)
+		w.t.servers.setRealServer(s, c.Dest, c.RealServer)
 		if c.RealServer.Weight > 0 {
 			w.t.drainer.remove(c.Key, c.Dest)
 		}
 	case ipvs.DeleteRealServer:
-		w.t.clearCachedRealServer(s, c.Dest)
+		w.t.servers.deleteRealServer(s, c.Dest)
 	}
 }
 

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"maps"
 	"net/netip"
 	"unique"
 
@@ -43,6 +44,7 @@ type memberRest struct {
 type sets struct {
 	list  []*setState
 	index map[string]uint16
+	uses  plan.SetsInUse // see use
 }
 
 // named returns the index of a set.
@@ -75,4 +77,34 @@ func (s *sets) member(k memberKey) plan.Member {
 		m.Entry.Addr2, m.Entry.Net = rest.addr2, rest.net
 	}
 	return m
+}
+
+// use records that a set is in use, so that the plan has rules that match it. Before Prune, a set
+// is in use if it has members or ever had desired ones. After Prune, only desired members count. The
+// sets of plan.Demands are in use while they have members. The map is immutable, because the node's plan has it.
+func (s *sets) use(name string) {
+	if !s.uses[name] {
+		uses := maps.Clone(s.uses)
+		uses[name] = true
+		s.uses = uses
+	}
+}
+
+// dropUnused removes the sets from those in use that have no desired members any more.
+func (s *sets) dropUnused() {
+	n := 0
+	for _, set := range s.list {
+		if set.inUse() {
+			n++
+		}
+	}
+	if n == len(s.uses) {
+		return
+	}
+	s.uses = plan.SetsInUse{}
+	for _, set := range s.list {
+		if set.inUse() {
+			s.uses[set.name] = true
+		}
+	}
 }

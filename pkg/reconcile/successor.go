@@ -145,7 +145,7 @@ func (cl *cleaner) checkUnused(key ipvs.Key) error {
 	if n == 0 {
 		return nil
 	}
-	address, _ := cl.addressOf(key)
+	address, _ := cl.marks.addressOf(key)
 	return fmt.Errorf("virtual server %s, which serves internal clients of %s, still has %d connections and stays: clean up again once they have ended", key, address, n)
 }
 

@@ -21,33 +21,45 @@ type tables struct {
 	servers serverTable
 	members memberTable
 	vips    vipTable
-	sets    sets
+	sets    *sets
 
+	marks     markIndex
+	allocator *markAllocator
 	conflicts conflicts
 	flows     flows
 	drainer   drainer
-	fwmarks   *markAllocator
 
-	realServers int // in the kernel
-	ipv4Servers int // IPv4 virtual servers in the kernel
+	foundServers bool // Load found virtual servers of ours or kube-proxy's
+	rulesCurrent bool // the rules in the kernel are the plan's
+	pruning      bool // all Services are known: undesired state may be deleted
+}
 
-	inLocal      map[ipvs.Key]ipvs.Key   // fwmark key to address and port, from the members of plan.Local in the kernel
-	retired      map[ipvs.Key]ipvs.Key   // likewise for retired virtual servers, from the members of plan.Draining
-	foreign      ipvs.State              // virtual servers of other programs
-	unsure       map[ipvs.Key]struct{}   // virtual servers whose addition failed; a failure without an answer may have added them
-	wrongScope   map[netip.Addr]struct{} // addresses that kube-proxy added, with another scope
-	foundServers bool                    // Load found virtual servers of ours or kube-proxy's
-	rulesCurrent bool                    // the rules in the kernel are the plan's
-	pruning      bool                    // all Services are known: undesired state may be deleted
-	vipsRemoved  bool                    // desired VIPs were deleted, and are to be claimed again
-	uses         plan.SetsInUse          // see useSet
+// serverTable has the virtual servers. Its setCached and clearCached replace those of table, and count.
+type serverTable struct {
+	table[ipvs.Key, wantedServer, cachedServer]
+	realServers int                   // in the kernel
+	ipv4Servers int                   // IPv4 virtual servers in the kernel
+	foreign     ipvs.State            // virtual servers of other programs
+	unsure      map[ipvs.Key]struct{} // virtual servers whose addition failed; a failure without an answer may have added them
+}
+
+// memberTable has the members of sets; its values are marks. Its setCached and clearCached replace
+// those of table, and count.
+type memberTable struct {
+	table[memberKey, uint32, uint32]
+	sets *sets
+}
+
+// vipTable has the VIPs with their claims. Some members decide which claim is desired; see yields.
+type vipTable struct {
+	table[plan.VIP, struct{}, struct{}]
+	cfg        *plan.Config
+	members    *memberTable
+	wrongScope map[netip.Addr]struct{} // addresses that kube-proxy added, with another scope
+	removed    bool                    // desired VIPs were deleted, and are to be claimed again
 }
 
 type (
-	serverTable = table[ipvs.Key, wantedServer, cachedServer]
-	memberTable = table[memberKey, uint32, uint32] // the values are marks
-	vipTable    = table[plan.VIP, struct{}, struct{}]
-
 	server    = record[ipvs.Key, wantedServer, cachedServer]
 	member    = record[memberKey, uint32, uint32]
 	vipRecord = record[plan.VIP, struct{}, struct{}]
@@ -66,24 +78,26 @@ func newTables(cfg *plan.Config) *tables {
 	t := &tables{
 		cfg:       cfg,
 		owned:     index.OfNames(func(o *ownedState) types.NamespacedName { return o.owner.Name }),
-		servers:   newTable[ipvs.Key, wantedServer, cachedServer](hashServer),
-		members:   newTable[memberKey, uint32, uint32](hashMember),
-		vips:      newTable[plan.VIP, struct{}, struct{}](hashVIP),
-		sets:      sets{index: map[string]uint16{}},
+		sets:      &sets{index: map[string]uint16{}, uses: plan.SetsInUse{}},
+		allocator: newMarkAllocator(cfg),
 		conflicts: newConflicts(),
 		flows:     newFlows(),
 		drainer:   drainer{draining: map[ipvs.Key]map[netip.AddrPort]silence{}},
-		fwmarks:   newMarkAllocator(cfg),
-		inLocal:   map[ipvs.Key]ipvs.Key{},
-		retired:   map[ipvs.Key]ipvs.Key{},
-		foreign:   ipvs.State{},
-		unsure:    map[ipvs.Key]struct{}{},
-		uses:      plan.SetsInUse{},
+	}
+	t.servers = serverTable{
+		table:   newTable[ipvs.Key, wantedServer, cachedServer](hashServer),
+		foreign: ipvs.State{}, unsure: map[ipvs.Key]struct{}{},
+	}
+	t.members = memberTable{table: newTable[memberKey, uint32, uint32](hashMember), sets: t.sets}
+	t.vips = vipTable{table: newTable[plan.VIP, struct{}, struct{}](hashVIP), cfg: cfg, members: &t.members}
+	t.marks = markIndex{
+		cfg: cfg, servers: &t.servers, members: &t.members,
+		inLocal: map[ipvs.Key]ipvs.Key{}, retired: map[ipvs.Key]ipvs.Key{},
 	}
 	t.members.counted = func(key memberKey, by int) {
 		set := t.sets.list[key.set]
 		if set.wanted += by; set.wanted > 0 {
-			t.useSet(set.name)
+			t.sets.use(set.name)
 		}
 	}
 	t.vips.counted = func(key plan.VIP, _ int) {
@@ -129,14 +143,14 @@ func precedenceOf(desired plan.ServicePlan, a netip.Addr) plan.Precedence {
 
 func (t *tables) setServers(o *ownedState, want []plan.VirtualServer) {
 	var last []endpoint // the virtual servers of a Service often have the same endpoints
-	o.servers = replaceAll(&t.servers, o.owner, o.servers, len(want),
+	o.servers = replaceAll(&t.servers.table, o.owner, o.servers, len(want),
 		func(i int) entry[ipvs.Key, wantedServer] {
 			value := newWanted(&want[i], last)
 			last = value.endpoints
 			return entry[ipvs.Key, wantedServer]{want[i].Key, want[i].Precedence, value}
 		}, sameWanted,
 		func(s *server, e entry[ipvs.Key, wantedServer]) {
-			t.adoptForeign(s)
+			t.servers.adoptForeign(s)
 			before := t.servers.owners(s.key)
 			t.servers.put(s, o.owner, e.precedence, e.value)
 			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.Flags&plan.IsUnreachable != 0 }) {
@@ -162,62 +176,68 @@ func (t *tables) setMembers(o *ownedState, want []plan.Member) {
 func (t *tables) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
 	owners := t.servers.owners(key)
 	t.conflicts.update(key, owners)
-	t.setFWMarkServerDirty(key)
-	t.setRetiredDirty(key)
+	t.marks.setServerDirty(key)
+	t.marks.setRetiredDirty(key)
 	if len(before) > 1 || len(owners) > 1 {
 		t.setMembersDirty(key, owners)
 	}
 }
 
-// setCachedServer records that the kernel has a virtual server.
-func (t *tables) setCachedServer(s *server, is cachedServer) {
+// setCached records that the kernel has a virtual server.
+func (t *serverTable) setCached(s *server, is cachedServer) {
 	if !s.exists && s.key.Addr.Is4() {
 		t.ipv4Servers++
 	}
 	t.realServers += len(is.reals) - len(s.cached.reals)
-	t.servers.setCached(s, is)
+	t.table.setCached(s, is)
 }
 
-// clearCachedServer records that the kernel does not have a virtual server.
-func (t *tables) clearCachedServer(s *server) {
+// clearCached records that the kernel does not have a virtual server.
+func (t *serverTable) clearCached(s *server) {
 	if s.exists && s.key.Addr.Is4() {
 		t.ipv4Servers--
 	}
 	t.realServers -= len(s.cached.reals)
-	t.drainer.removeAll(s.key)
 	place := s.cached.place
-	t.servers.clearCached(s)
+	t.table.clearCached(s)
 	s.cached.place = place
 }
 
-// setCachedRealServer records that the kernel has a real server.
-func (t *tables) setCachedRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
+// setRealServer records that the kernel has a real server.
+func (t *serverTable) setRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
 	before := len(s.cached.reals)
 	s.cached.setRealServer(dest, rs)
 	t.realServers += len(s.cached.reals) - before
 }
 
-// clearCachedRealServer records that the kernel does not have a real server.
-func (t *tables) clearCachedRealServer(s *server, dest netip.AddrPort) {
+// deleteRealServer records that the kernel does not have a real server.
+func (t *serverTable) deleteRealServer(s *server, dest netip.AddrPort) {
 	before := len(s.cached.reals)
 	s.cached.deleteRealServer(dest)
 	t.realServers += len(s.cached.reals) - before
 }
 
 // cachedServer returns the virtual server in the kernel; nil if there is none.
-func (t *tables) cachedServer(key ipvs.Key) *cachedServer {
-	if s := t.servers.records.Get(key); s != nil && s.exists {
+func (t *serverTable) cachedServer(key ipvs.Key) *cachedServer {
+	if s := t.records.Get(key); s != nil && s.exists {
 		return &s.cached
 	}
 	return nil
 }
 
 // adoptForeign makes another program's virtual server ours, because a Service wants its key.
-func (t *tables) adoptForeign(s *server) {
+func (t *serverTable) adoptForeign(s *server) {
 	if is, ok := t.foreign[s.key]; ok {
-		t.setCachedServer(s, newCached(is))
+		t.setCached(s, newCached(is))
 		delete(t.foreign, s.key)
 	}
+}
+
+// clearCachedServer records that the kernel has neither a virtual server nor its draining real
+// servers.
+func (t *tables) clearCachedServer(s *server) {
+	t.drainer.removeAll(s.key)
+	t.servers.clearCached(s)
 }
 
 // retry makes the next Flush retry what the kernel refused of Services. The zero name stands

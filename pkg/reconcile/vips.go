@@ -30,11 +30,11 @@ func (w *vipWriter) due(otherRulesServe bool) (added, removed []*vipRecord) {
 	}
 	for v := range w.t.vips.allDirty() {
 		switch {
-		case w.t.desiredVIP(v) == v.exists:
+		case w.t.vips.desired(v) == v.exists:
 			w.t.vips.setClean(v)
 		case v.exists:
 			removed = append(removed, v)
-		case !blocked(v) && !w.t.keepsClaim(v.key.Addr, otherRulesServe):
+		case !blocked(v) && (w.t.pruning || !w.t.vips.keepsClaim(v.key.Addr, otherRulesServe)):
 			added = append(added, v)
 		}
 	}
@@ -51,7 +51,7 @@ func (w *vipWriter) change(vips []*vipRecord, wanted bool) {
 		changes[i] = w.changeOf(v.key, wanted)
 	}
 	succeeded(changes, w.kernel.writeRouting(changes), func(i int) { w.done(vips[i]) }, func(i int, err error) {
-		w.problems.add(w.t.claimants(vips[i]), err)
+		w.problems.add(w.t.vips.claimants(vips[i]), err)
 		w.t.vips.setStuck(vips[i])
 		if changes[i].Op == routing.AddAddress && errors.Is(err, unix.ENODEV) {
 			w.linkGone = true
@@ -109,7 +109,7 @@ func (w *vipWriter) lacking() (members, servers map[netip.Addr]bool) {
 
 // hasServer reports whether the kernel has a virtual server of a VIP.
 func (w *vipWriter) hasServer(v *vipRecord) bool {
-	return slices.ContainsFunc(w.t.claimants(v), func(name types.NamespacedName) bool {
+	return slices.ContainsFunc(w.t.vips.claimants(v), func(name types.NamespacedName) bool {
 		return slices.ContainsFunc(w.t.owned.Get(name).servers, func(s *server) bool { return s.exists && s.key.Addr == v.key.Addr })
 	})
 }
@@ -117,7 +117,7 @@ func (w *vipWriter) hasServer(v *vipRecord) bool {
 // done updates the cached state after a VIP was claimed or released.
 func (w *vipWriter) done(v *vipRecord) {
 	w.t.vips.noteWritten(v)
-	if w.t.desiredVIP(v) {
+	if w.t.vips.desired(v) {
 		w.t.vips.setCached(v, struct{}{})
 		w.addFlowsOf(v)
 	} else {
@@ -128,7 +128,7 @@ func (w *vipWriter) done(v *vipRecord) {
 
 // addFlowsOf adds the UDP flows to a VIP that has become local to those to delete.
 func (w *vipWriter) addFlowsOf(v *vipRecord) {
-	for _, name := range w.t.claimants(v) {
+	for _, name := range w.t.vips.claimants(v) {
 		for _, s := range w.t.owned.Get(name).servers {
 			if s.exists && s.key.Addr == v.key.Addr && s.key.Protocol == ip.UDP {
 				w.t.addStaleFlows(s.key)
@@ -137,25 +137,25 @@ func (w *vipWriter) addFlowsOf(v *vipRecord) {
 	}
 }
 
-// removed handles deletions of VIPs that the kernel reported, our own included. It clears the
+// noteRemoved handles deletions of VIPs that the kernel reported, our own included. It clears the
 // cached state of desired VIPs, so that the next Flush claims them again, and returns their number.
-func (t *tables) removed(removals []routing.Removal) int {
+func (t *vipTable) noteRemoved(removals []routing.Removal) int {
 	n := 0
 	for _, l := range removals {
-		v := t.vips.records.Get(plan.VIP{Addr: l.Addr, Claim: t.claimOf(l.Table)})
-		if v != nil && t.desiredVIP(v) && v.exists {
-			t.vips.clearCached(v)
-			t.vips.setDirty(v)
+		v := t.records.Get(plan.VIP{Addr: l.Addr, Claim: t.claimOf(l.Table)})
+		if v != nil && t.desired(v) && v.exists {
+			t.clearCached(v)
+			t.setDirty(v)
 			n++
 		}
 	}
-	t.vipsRemoved = t.vipsRemoved || n > 0
+	t.removed = t.removed || n > 0
 	return n
 }
 
 // claimOf returns the claim of a VIP that has a route in a table, or an address if table is
 // 0.
-func (t *tables) claimOf(table int) plan.ClaimMode {
+func (t *vipTable) claimOf(table int) plan.ClaimMode {
 	switch table {
 	case 0:
 		return plan.ClaimAddress

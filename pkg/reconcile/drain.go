@@ -59,11 +59,13 @@ func (s *silence) exceeds(limit time.Duration, now time.Time) bool {
 func (s *silence) mayBeOpen() bool { return !s.read || s.last.Active+s.last.Inactive > 0 }
 
 func (d *drainer) add(key ipvs.Key, dest netip.AddrPort) {
-	if d.draining[key] == nil {
-		d.draining[key] = map[netip.AddrPort]silence{}
+	dests := d.draining[key]
+	if dests == nil {
+		dests = map[netip.AddrPort]silence{}
+		d.draining[key] = dests
 	}
-	if _, listed := d.draining[key][dest]; !listed {
-		d.draining[key][dest] = silence{}
+	if _, listed := dests[dest]; !listed {
+		dests[dest] = silence{}
 		d.count++
 	}
 }
@@ -116,6 +118,36 @@ func (d *drainer) takeCuts() []Cut {
 	return cuts
 }
 
+// noteEndpoints notes which draining real servers of a virtual server have no endpoint in want any
+// more; want is nil if none is desired. It returns those on unreachable nodes, and whether one
+// without an endpoint may have connections.
+func (d *drainer) noteEndpoints(key ipvs.Key, want *wantedServer) (lost map[netip.AddrPort]struct{}, open bool) {
+	for dest, s := range d.draining[key] {
+		if want != nil && want.is(dest, plan.IsEndpoint) {
+			s = silence{}
+		} else {
+			s.removed = true
+		}
+		d.draining[key][dest] = s
+		open = open || s.removed && s.mayBeOpen()
+		if want != nil && want.is(dest, plan.IsUnreachable) {
+			if lost == nil {
+				lost = map[netip.AddrPort]struct{}{}
+			}
+			lost[dest] = struct{}{}
+		}
+	}
+	return lost, open
+}
+
+// mayDelete reports whether a draining real server without connections may be deleted now; want is
+// its virtual server, or nil. Retired virtual servers do not wait, because they are deleted with
+// their last real server. Nor do those with a scheduler that hashes: it may assign clients to a
+// real server of weight 0, and refuse them (ip_vs_sh_schedule, ip_vs_dh_schedule).
+func (d *drainer) mayDelete(want *wantedServer) bool {
+	return d.pace.left() || want == nil || ipvs.Hashes(want.settings.Value().Scheduler)
+}
+
 // checkDraining removes draining real servers whose last connection has ended, as fast as the
 // pace allows. A closing connection still counts, because its last packets need the real server.
 // One call checks up to most virtual servers; the next call continues with the others.
@@ -132,8 +164,9 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 	var changes []ipvs.Change
 	cuts := map[ipvs.Change]Cut{}
 	for _, key := range d.next(most) {
-		lost, open := r.noteEndpoints(key)
-		if !r.mayDelete(key) && len(lost) == 0 && !open {
+		want := r.desiredServer(key)
+		lost, open := d.noteEndpoints(key, r.desiredForDraining(key))
+		if !d.mayDelete(want) && len(lost) == 0 && !open {
 			continue
 		}
 		conns, err := r.kernel.IPVS.Connections(key)
@@ -145,9 +178,8 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			f.problems.add(r.servers.owners(key), err)
 			continue
 		}
-		want, desired := r.desiredServer(key)
 		for dest, silence := range d.draining[key] {
-			if desired && want.is(dest, plan.IsRealServer) {
+			if want != nil && want.is(dest, plan.IsRealServer) {
 				d.remove(key, dest) // desired again; after an unanswered write, a resync may have found its weight restored
 				continue
 			}
@@ -157,7 +189,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			}
 			_, unreachable := lost[dest]
 			left := conns[dest].Active + conns[dest].Inactive
-			if unreachable || silence.exceeds(deadline, now) || left == 0 && r.mayDelete(key) {
+			if unreachable || silence.exceeds(deadline, now) || left == 0 && d.mayDelete(want) {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
 				cuts[c] = Cut{key, dest, left, unreachable}
@@ -187,49 +219,16 @@ func (r *Reconciler) DeleteDrained(now time.Time) (Problems, []Cut) {
 	return problems, r.drainer.takeCuts()
 }
 
-// noteEndpoints notes which draining real servers of a virtual server have no endpoint any more. It
-// returns those on unreachable nodes, and whether one without an endpoint may have connections.
-func (t *tables) noteEndpoints(key ipvs.Key) (lost map[netip.AddrPort]struct{}, open bool) {
-	want, desired := t.desiredForDraining(key)
-	for dest, s := range t.drainer.draining[key] {
-		if desired && want.is(dest, plan.IsEndpoint) {
-			s = silence{}
-		} else {
-			s.removed = true
-		}
-		t.drainer.draining[key][dest] = s
-		open = open || s.removed && s.mayBeOpen()
-		if desired && want.is(dest, plan.IsUnreachable) {
-			if lost == nil {
-				lost = map[netip.AddrPort]struct{}{}
-			}
-			lost[dest] = struct{}{}
-		}
-	}
-	return lost, open
-}
-
-// mayDelete reports whether a draining real server without connections may be deleted now.
-// Retired virtual servers do not wait, because they are deleted with their last real server.
-// Nor do those with a scheduler that hashes: it may assign clients to a real server of weight 0,
-// and refuse them (ip_vs_sh_schedule, ip_vs_dh_schedule).
-func (t *tables) mayDelete(key ipvs.Key) bool {
-	if t.drainer.pace.left() {
-		return true
-	}
-	want, desired := t.desiredServer(key)
-	return !desired || ipvs.Hashes(want.settings.Value().Scheduler)
-}
-
 // desiredForDraining returns the desired virtual server that lists the endpoints of key's
-// draining real servers: that of key itself or, if key is retired, of its address and port.
-func (t *tables) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
-	if want, desired := t.desiredServer(key); desired {
-		return want, true
+// draining real servers: that of key itself or, if key is retired, of its address and port. It
+// returns nil if there is none.
+func (t *tables) desiredForDraining(key ipvs.Key) *wantedServer {
+	if want := t.desiredServer(key); want != nil {
+		return want
 	}
 	address, _ := t.marks.addressOf(key)
 	if s := t.servers.records.Get(address); s != nil && s.wanted() {
-		return &s.value, true
+		return &s.value
 	}
-	return nil, false
+	return nil
 }

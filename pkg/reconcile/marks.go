@@ -88,29 +88,29 @@ func (x *markIndex) listedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 	return address, ok
 }
 
-// desiredServer returns the desired virtual server. A fwmark virtual server is desired only
+// desiredServer returns the desired virtual server; nil if none is desired. A fwmark virtual server is desired only
 // once a member proves it to be ours, and only while its Service has precedence at the address
 // and port too.
-func (t *tables) desiredServer(key ipvs.Key) (*wantedServer, bool) {
+func (t *tables) desiredServer(key ipvs.Key) *wantedServer {
 	if s := t.servers.records.Get(key); s != nil {
 		return t.desiredIn(s)
 	}
-	return nil, false
+	return nil
 }
 
 // desiredIn is desiredServer for a record of the table.
-func (t *tables) desiredIn(s *server) (*wantedServer, bool) {
+func (t *tables) desiredIn(s *server) *wantedServer {
 	if !s.wanted() {
-		return nil, false
+		return nil
 	}
 	if s.key.FWMark == 0 {
-		return &s.value, true
+		return &s.value
 	}
 	address, ok := t.marks.listedAddress(s.key)
 	if !ok || t.servers.winner(address) != s.owner.Name {
-		return nil, false
+		return nil
 	}
-	return &s.value, true
+	return &s.value
 }
 
 // localMember returns the key of the member of plan.Local for an address and port.

@@ -318,12 +318,14 @@ func (d *resync) compareServer(s *server) {
 	if !s.wanted() && !d.pruning {
 		return
 	}
-	want, desired := d.desiredIn(s)
-	if d.mustDrain(s) {
-		compared(d, &d.servers.table, s, len(d.retireChanges(s)) > 0)
-		return
+	differs := s.exists
+	switch want := d.desiredIn(s); {
+	case want != nil:
+		differs = len(d.serverChanges(s, want)) > 0
+	case d.mustDrain(s):
+		differs = len(d.retireChanges(s)) > 0
 	}
-	compared(d, &d.servers.table, s, !desired && s.exists || desired && !d.upToDate(s, want) && len(d.serverChanges(s, want)) > 0)
+	compared(d, &d.servers.table, s, differs)
 }
 
 // takeVIP caches an observed VIP. A desired address that kube-proxy added, with another scope,

@@ -84,11 +84,8 @@ func (t *tables) mustDrain(s *server) bool {
 	if s.key.FWMark == 0 || len(s.cached.reals) == 0 || t.sets.get(plan.Draining.In(s.key.Family())).failed {
 		return false // in the last case it cannot have a drain entry: the kernel lacks the set's type
 	}
-	if _, desired := t.desiredIn(s); desired {
-		return false
-	}
 	address, known := t.marks.addressOf(s.key)
-	return known && t.servers.wanted(address)
+	return t.desiredIn(s) == nil && known && t.servers.wanted(address)
 }
 
 // addDrainEntries adds the missing drain entries of virtual servers. retiring maps fwmark keys
@@ -238,8 +235,8 @@ func (t *tables) retireChanges(s *server) []ipvs.Change {
 // through its present fwmark.
 func (t *tables) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool {
 	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), t.marks.markOf(address))}, func(key ipvs.Key) bool {
-		want, desired := t.desiredServer(key)
-		return desired && want.is(dest, plan.IsRealServer)
+		want := t.desiredServer(key)
+		return want != nil && want.is(dest, plan.IsRealServer)
 	})
 }
 
@@ -268,8 +265,7 @@ func (w *memberWriter) deleteDrainEntries(deleted []ipvs.Change) {
 func (w *serverWriter) deleteRetired() []ipvs.Change {
 	var changes []ipvs.Change
 	for fwm := range w.t.marks.retired {
-		_, desired := w.t.desiredServer(fwm)
-		if s := w.t.servers.cachedServer(fwm); s != nil && !desired && len(s.reals) == 0 && w.t.marks.inLocal[fwm] == (ipvs.Key{}) {
+		if s := w.t.servers.cachedServer(fwm); s != nil && w.t.desiredServer(fwm) == nil && len(s.reals) == 0 && w.t.marks.inLocal[fwm] == (ipvs.Key{}) {
 			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
 		}
 	}

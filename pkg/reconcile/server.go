@@ -38,12 +38,6 @@ func compareDest(addr netip.Addr, port uint16, dest netip.AddrPort) int {
 
 func sameDest(a, b *endpoint) bool { return a.Addr == b.Addr && a.Port == b.Port }
 
-// precedes orders endpoints by address and port. When two lists are compared, nearly all pairs are
-// equal, so that is what it checks first.
-func precedes(a, b *endpoint) bool {
-	return !sameDest(a, b) && compareDest(a.Addr, a.Port, b.Dest()) < 0
-}
-
 // sameRealServer reports whether two endpoints have the same settings as real servers.
 func sameRealServer(a, b *endpoint) bool {
 	return a.Weight == b.Weight && a.MaxConnections == b.MaxConnections
@@ -161,8 +155,11 @@ func (s *cachedServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
 // does the virtual server have fewer real servers than in the smaller of the two. Additions come
 // first (the virtual server directly before its real servers), then updates, then deletions. Each
 // kind is sorted by address and port.
-func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Change {
-	var adds, updates, deletes []ipvs.Change
+//
+// With drain, stale real servers are added to it instead of being deleted: with weight 0 they keep
+// their established connections. One that drains already needs no change.
+func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer, drain *drainer) []ipvs.Change {
+	var adds, updates, removals []ipvs.Change
 	var reals []endpoint
 	if have == nil {
 		adds = make([]ipvs.Change, 0, 1+len(want.endpoints))
@@ -173,14 +170,28 @@ func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Cha
 			updates = append(updates, ipvs.Change{Op: ipvs.UpdateVirtualServer, Key: key, VirtualServer: want.settings.Value()})
 		}
 	}
+	remove := func(r *endpoint) {
+		op := ipvs.DeleteRealServer
+		if drain != nil {
+			drain.add(key, r.Dest())
+			op = ipvs.UpdateRealServer
+		}
+		if drain == nil || r.Weight != 0 {
+			removals = append(removals, ipvs.Change{Op: op, Key: key, Dest: r.Dest()})
+		}
+	}
 	i := 0
 	for at := range want.endpoints {
 		e := &want.endpoints[at]
 		if e.Flags&plan.IsRealServer == 0 {
 			continue
 		}
-		for ; i < len(reals) && precedes(&reals[i], e); i++ {
-			deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].Dest()})
+		if i < len(reals) && sameDest(&reals[i], e) && sameRealServer(&reals[i], e) {
+			i++ // nearly all pairs are equal
+			continue
+		}
+		for ; i < len(reals) && compareDest(reals[i].Addr, reals[i].Port, e.Dest()) < 0; i++ {
+			remove(&reals[i])
 		}
 		switch there := i < len(reals) && sameDest(&reals[i], e); {
 		case !there:
@@ -192,7 +203,7 @@ func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Cha
 		i++
 	}
 	for ; i < len(reals); i++ {
-		deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].Dest()})
+		remove(&reals[i])
 	}
-	return append(append(adds, updates...), deletes...)
+	return append(append(adds, updates...), removals...)
 }

@@ -56,7 +56,7 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 	var have *cachedServer
 	for range 2000 {
 		want := newWanted(randomServer(random), nil)
-		changes := diffServer(key, have, &want)
+		changes := diffServer(key, have, &want, nil)
 		if !slices.IsSortedFunc(changes, func(a, b ipvs.Change) int { return phases[a.Op] - phases[b.Op] }) {
 			t.Fatalf("out of order: %v", changes)
 		}
@@ -76,7 +76,7 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 				have.deleteRealServer(c.Dest)
 			}
 		}
-		if more := diffServer(key, have, &want); len(more) > 0 {
+		if more := diffServer(key, have, &want, nil); len(more) > 0 {
 			t.Fatalf("%v remain after %v", more, changes)
 		}
 		seen := map[netip.AddrPort]ipvs.RealServer{}

@@ -23,8 +23,8 @@ type serverWriter struct {
 func (w *serverWriter) due() (grow, shrink []ipvs.Change) {
 	var fwmarked []ipvs.Change
 	for _, s := range w.dirty() {
-		want, desired := w.t.desiredIn(s)
-		if !desired {
+		want := w.t.desiredIn(s)
+		if want == nil {
 			continue // left to delete
 		}
 		changes := w.t.serverChanges(s, want)
@@ -63,26 +63,20 @@ func (w *serverWriter) dirty() []*server {
 	return dirty
 }
 
-// serverChanges compares one virtual server. A stale TCP real server drains first: with
-// weight 0 it keeps its established connections. One that drains already needs no change.
+// serverChanges returns the changes that make a virtual server as desired. It costs no memory if
+// there are none, however many real servers drain.
 func (t *tables) serverChanges(s *server, want *wantedServer) []ipvs.Change {
 	var have *cachedServer
 	if s.exists {
 		have = &s.cached
 	}
-	all := diffServer(s.key, have, want)
-	orderAdditions(t.cfg.NodeName, s.key, want.settings.Value().Scheduler, all)
-	address, _ := t.marks.addressOf(s.key)
-	changes := all[:0]
-	for _, c := range all {
-		if c.Op == ipvs.DeleteRealServer && address.Protocol == ip.TCP {
-			t.drainer.add(s.key, c.Dest)
-			if is, _ := have.realServer(c.Dest); is.Weight == 0 {
-				continue
-			}
-			c.Op = ipvs.UpdateRealServer
-		}
-		changes = append(changes, c)
+	var drain *drainer
+	if address, _ := t.marks.addressOf(s.key); address.Protocol == ip.TCP {
+		drain = &t.drainer
+	}
+	changes := diffServer(s.key, have, want, drain)
+	if len(changes) > 0 {
+		orderAdditions(t.cfg.NodeName, s.key, want.settings.Value().Scheduler, changes)
 	}
 	return changes
 }
@@ -109,7 +103,7 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 func (w *serverWriter) delete() {
 	var changes []ipvs.Change
 	for s := range w.t.servers.allDirty() {
-		if _, desired := w.t.desiredIn(s); desired || w.t.mustDrain(s) {
+		if w.t.desiredIn(s) != nil || w.t.mustDrain(s) {
 			continue
 		}
 		if _, unsure := w.t.servers.unsure[s.key]; s.exists || unsure {
@@ -160,43 +154,14 @@ func (w *serverWriter) clean(changes, later []ipvs.Change) {
 		if s == nil {
 			continue // deleted
 		}
-		want, desired := w.t.desiredIn(s)
-		switch {
-		case desired && (w.t.upToDate(s, want) || len(w.t.serverChanges(s, want)) == 0):
+		switch want := w.t.desiredIn(s); {
+		case want != nil && len(w.t.serverChanges(s, want)) == 0:
 			s.cached.share(want)
 			w.t.servers.setClean(s)
-		case !desired && w.t.mustDrain(s) && len(w.t.retireChanges(s)) == 0:
+		case want == nil && w.t.mustDrain(s) && len(w.t.retireChanges(s)) == 0:
 			w.t.servers.setClean(s)
 		}
 	}
-}
-
-// upToDate reports whether the kernel has a virtual server exactly as desired, apart from
-// draining real servers. It is cheaper than listing the differences.
-func (t *tables) upToDate(s *server, want *wantedServer) bool {
-	if !s.exists || s.cached.settings != want.settings {
-		return false
-	}
-	reals, i, unwanted := s.cached.reals, 0, len(s.cached.reals)
-	for at := range want.endpoints {
-		e := &want.endpoints[at]
-		if e.Flags&plan.IsRealServer == 0 {
-			continue
-		}
-		for i < len(reals) && precedes(&reals[i], e) {
-			i++
-		}
-		if i == len(reals) || !sameDest(&reals[i], e) || !sameRealServer(&reals[i], e) {
-			return false
-		}
-		i, unwanted = i+1, unwanted-1
-	}
-	for dest := range t.drainer.draining[s.key] {
-		if is, there := s.cached.realServer(dest); there && is.Weight == 0 {
-			unwanted-- // only TCP drains, and desired TCP real servers have a weight
-		}
-	}
-	return unwanted == 0
 }
 
 // done updates the cached state after a change.

@@ -13,7 +13,8 @@ import (
 )
 
 // tables is the desired and the cached state that Services own, and what is indexed by it. It
-// decides what is dirty, and writes nothing.
+// decides what is desired and dirty, and writes nothing. A method of tables needs several of its
+// parts; those that need one part are methods of that.
 type tables struct {
 	cfg *plan.Config
 

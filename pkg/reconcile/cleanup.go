@@ -78,7 +78,7 @@ func (cl *cleaner) notTakenOver() ([]ip.Family, error) {
 	cl.takeRules(o)
 	return slices.DeleteFunc(slices.Clone(cl.cfg.Families), func(f ip.Family) bool {
 		_, rules := cl.cached.nat[f].Chains[servicesChain(f)]
-		return !rules || cl.successor(f) != &noSuccessor
+		return !rules || cl.cached.successor(f) != &noSuccessor
 	}), nil
 }
 

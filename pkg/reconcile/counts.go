@@ -18,32 +18,34 @@ const sampledSlots = 1024
 // notices differences in many virtual servers. A single one may be found only by the next resync.
 const checkedAtOnce = 4
 
-// spotChecker holds what spot checks check in turn.
+// spotChecker compares the cached state with the kernel cheaply. It holds what it checks in turn.
 type spotChecker struct {
+	t           *tables
+	kernel      *Kernel
 	toCheck     []*server // virtual servers that come next
 	lastCounted int       // the large set that was counted last
 	countBudget int       // members of large sets that may be counted
 }
 
-// spotCheckDiffers returns the parts of the kernel that a cheap check finds different from the
+// differs returns the parts of the kernel that a cheap check finds different from the
 // cached state. If only virtual servers differ, sets need not be read. It compares: the number of
 // IPv4 virtual servers; the member counts of small sets and, in turn, of large ones; one random
 // member of each large set; the real servers of a few virtual servers, others with each call. Its
 // cost does not grow with the number of Services. What cannot be read counts as equal. It must not
 // be called during an observation or a resync.
-func (r *Reconciler) spotCheckDiffers() extent {
+func (c *spotChecker) differs() extent {
 	switch {
-	case r.membersMissing():
+	case c.membersMissing():
 		return state
-	case r.serversMissing() || r.realServersDiffer():
+	case c.serversMissing() || c.realServersDiffer():
 		return extent{servers: true}
 	}
 	return extent{}
 }
 
-func (r *Reconciler) serversMissing() bool {
-	n, err := r.kernel.IPVS.Count()
-	return err == nil && n != r.servers.ipv4Servers+countIPv4(r.servers.foreign)
+func (c *spotChecker) serversMissing() bool {
+	n, err := c.kernel.IPVS.Count()
+	return err == nil && n != c.t.servers.ipv4Servers+countIPv4(c.t.servers.foreign)
 }
 
 func countIPv4(s ipvs.State) int {
@@ -66,10 +68,10 @@ const (
 // membersMissing counts the members of the small sets, and of large ones in turn. Of each large
 // set it looks up one member at random, so that an emptied set is noticed at once. It skips empty
 // sets: the resync finds what another program adds there.
-func (r *Reconciler) membersMissing() bool {
+func (c *spotChecker) membersMissing() bool {
 	var counted []string
 	var large []uint16
-	for i, set := range r.sets.list {
+	for i, set := range c.t.sets.list {
 		switch {
 		case set.existing > smallSet:
 			large = append(large, uint16(i))
@@ -77,16 +79,17 @@ func (r *Reconciler) membersMissing() bool {
 			counted = append(counted, set.name)
 		}
 	}
-	for _, i := range r.spotChecker.nextToCount(r.sets.list, large) {
-		counted = append(counted, r.sets.list[i].name)
+	for _, i := range c.nextToCount(large) {
+		counted = append(counted, c.t.sets.list[i].name)
 	}
-	return r.countsDiffer(counted) || r.sampleMissing(large)
+	return c.countsDiffer(counted) || c.sampleMissing(large)
 }
 
-// nextToCount returns which of the large sets to count now; large has their indexes in all. Each
+// nextToCount returns which of the large sets to count now; large has their indexes. Each
 // call adds countedAtOnce members to a budget, from which each returned set takes its size.
-func (c *spotChecker) nextToCount(all []*setState, large []uint16) []uint16 {
+func (c *spotChecker) nextToCount(large []uint16) []uint16 {
 	var out []uint16
+	all := c.t.sets.list
 	c.countBudget += countedAtOnce
 	for len(out) < len(large) {
 		next := large[(c.lastCounted+1)%len(large)]
@@ -101,29 +104,29 @@ func (c *spotChecker) nextToCount(all []*setState, large []uint16) []uint16 {
 	return out
 }
 
-func (r *Reconciler) countsDiffer(names []string) bool {
+func (c *spotChecker) countsDiffer(names []string) bool {
 	if len(names) == 0 {
 		return false
 	}
-	sizes, err := r.kernel.IPSet.Sizes(names)
+	sizes, err := c.kernel.IPSet.Sizes(names)
 	return err == nil && slices.ContainsFunc(names, func(name string) bool {
 		n, there := sizes[name]
-		return !there || n >= 0 && n != r.sets.get(name).existing
+		return !there || n >= 0 && n != c.t.sets.get(name).existing
 	})
 }
 
 // sampleMissing reports whether a member chosen at random from each of some sets is missing.
-func (r *Reconciler) sampleMissing(sets []uint16) bool {
+func (c *spotChecker) sampleMissing(sets []uint16) bool {
 	if len(sets) == 0 {
 		return false
 	}
-	for m := range r.members.records.Some(sampledSlots) {
+	for m := range c.t.members.records.Some(sampledSlots) {
 		i := slices.Index(sets, m.key.set)
 		if i < 0 || !m.exists {
 			continue
 		}
-		full := r.sets.member(m.key)
-		has, err := r.kernel.IPSet.Has(r.sets.list[m.key.set].set, full.Entry)
+		full := c.t.sets.member(m.key)
+		has, err := c.kernel.IPSet.Has(c.t.sets.list[m.key.set].set, full.Entry)
 		if err == nil && !has || kernel.IsNotExist(err) {
 			return true
 		}
@@ -136,9 +139,9 @@ func (r *Reconciler) sampleMissing(sets []uint16) bool {
 
 // nextToCheck returns the next virtual servers: in turn all of a small node, and a random part of
 // those of a large one.
-func (c *spotChecker) nextToCheck(servers *serverTable) []*server {
+func (c *spotChecker) nextToCheck() []*server {
 	if len(c.toCheck) == 0 {
-		c.toCheck = slices.Collect(servers.records.Some(sampledSlots))
+		c.toCheck = slices.Collect(c.t.servers.records.Some(sampledSlots))
 	}
 	now := c.toCheck[:min(len(c.toCheck), checkedAtOnce)]
 	if c.toCheck = c.toCheck[len(now):]; len(c.toCheck) == 0 {
@@ -149,14 +152,14 @@ func (c *spotChecker) nextToCheck(servers *serverTable) []*server {
 
 // realServersDiffer checks the next virtual servers. They include those of IPv6, which the kernel
 // does not count.
-func (r *Reconciler) realServersDiffer() bool {
+func (c *spotChecker) realServersDiffer() bool {
 	differs := false
 	// A difference that a comparison does not find must not keep the others from being checked.
-	for _, s := range r.spotChecker.nextToCheck(&r.servers) {
+	for _, s := range c.nextToCheck() {
 		if !s.exists {
 			continue
 		}
-		is, err := r.kernel.IPVS.RealServers(s.key)
+		is, err := c.kernel.IPVS.RealServers(s.key)
 		differs = differs || err == nil && !s.cached.equals(is)
 	}
 	return differs

@@ -62,13 +62,13 @@ func TestSuspicious(t *testing.T) {
 			w.IPVS.SetConnections(key(ip.TCP, "10.96.0.2:80"), dest, ipvs.Connections{})
 			w.drain()
 			for range 30 {
-				if w.reconciler.spotCheckDiffers() != (extent{}) {
+				if w.reconciler.spotChecker.differs() != (extent{}) {
 					t.Fatal("suspects what we wrote ourselves")
 				}
 			}
 			tc.damage(w)
 			for range tc.within {
-				if got := w.reconciler.spotCheckDiffers(); got != (extent{}) {
+				if got := w.reconciler.spotChecker.differs(); got != (extent{}) {
 					if got != tc.differs {
 						t.Errorf("%+v differs, want %+v", got, tc.differs)
 					}
@@ -103,7 +103,7 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		t.Fatalf("%d large sets, counted by %d calls, want 2 or more by 4 or more", len(names), calls)
 	}
 	for range 2 * calls {
-		if w.reconciler.spotCheckDiffers() != (extent{}) {
+		if w.reconciler.spotChecker.differs() != (extent{}) {
 			t.Fatal("suspects what we wrote ourselves")
 		}
 	}
@@ -119,14 +119,14 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		}
 		w.IPSet.Apply(changes[:1])
 		seen := 0
-		for seen < calls && w.reconciler.spotCheckDiffers() == (extent{}) {
+		for seen < calls && w.reconciler.spotChecker.differs() == (extent{}) {
 			seen++
 		}
 		if seen == calls {
 			t.Errorf("a deleted member of %s was not noticed in %d spot checks", name, calls)
 		}
 		w.IPSet.Apply(changes)
-		if w.reconciler.spotCheckDiffers() == (extent{}) {
+		if w.reconciler.spotChecker.differs() == (extent{}) {
 			t.Errorf("the emptied set %s was not noticed at once", name)
 		}
 		for i, c := range changes {
@@ -193,7 +193,7 @@ func TestSpotCheckCost(t *testing.T) {
 		k := &w.reconciler.kernel
 		k.IPSet, k.IPVS = countedSets{k.IPSet, &costs}, countedServers{k.IPVS, &costs}
 		for range calls {
-			if w.reconciler.spotCheckDiffers() != (extent{}) {
+			if w.reconciler.spotChecker.differs() != (extent{}) {
 				t.Fatal("suspects what we wrote ourselves")
 			}
 		}
@@ -233,7 +233,7 @@ func TestSpotChecksGoOn(t *testing.T) {
 	s := wrongServer{w.reconciler.kernel.IPVS, key(ip.TCP, "10.96.0.1:80"), map[ipvs.Key]int{}}
 	w.reconciler.kernel.IPVS = s
 	for range 3 * services {
-		w.reconciler.spotCheckDiffers()
+		w.reconciler.spotChecker.differs()
 	}
 	if len(s.asked) != services {
 		t.Errorf("%d of %d virtual servers were checked", len(s.asked), services)

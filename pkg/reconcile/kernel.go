@@ -94,6 +94,16 @@ type Kernel struct {
 	dryRun func(part, operation, change string) // nil: see DryRun
 }
 
+// omitsRules reports whether iptables or the kernel refuses some rules.
+func (k *Kernel) omitsRules() bool {
+	for _, n := range k.NAT {
+		if n.Omits() {
+			return true
+		}
+	}
+	return false
+}
+
 // Leftovers is the iptables back end that is not in use, where kube-proxy or an earlier
 // process of ours may have left rules.
 type Leftovers struct {

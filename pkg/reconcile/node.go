@@ -51,6 +51,35 @@ type cachedState struct {
 	leftovers leftovers
 }
 
+// forgetParameters forgets the kernel parameters of new interfaces: an earlier one may have had
+// the same name, and the parameters that it had are gone. It reports whether any was known.
+func (c *cachedState) forgetParameters(before, after []routing.Link) bool {
+	known := len(c.sysctls)
+	for i := range after {
+		link := &after[i]
+		at, found := slices.BinarySearchFunc(before, link.Index, func(l routing.Link, index int) int { return cmp.Compare(l.Index, index) })
+		if found && before[at].Name == link.Name {
+			continue
+		}
+		for _, family := range ip.Families {
+			of := sysctl.LinkKey(family, link.Name, "")
+			maps.DeleteFunc(c.sysctls, func(key, _ string) bool { return strings.HasPrefix(key, of) })
+		}
+	}
+	return len(c.sysctls) < known
+}
+
+// forgetGateways forgets the routes of each table and family without a default route. The kernel
+// deletes a family's routes over an interface that is set down or, for IPv4, loses its last address,
+// without a message. It reports whether any was known.
+func (c *cachedState) forgetGateways(defaults []routing.Route) bool {
+	known := len(c.routes)
+	maps.DeleteFunc(c.routes, func(route routing.Route, _ struct{}) bool {
+		return !slices.ContainsFunc(defaults, func(d routing.Route) bool { return d.Family == route.Family && d.Table == route.Table })
+	})
+	return len(c.routes) < known
+}
+
 func newNodeSections(t *tables, kernel Kernel) *nodeSections {
 	return &nodeSections{
 		tables: t,
@@ -84,41 +113,11 @@ func (r *Reconciler) SetNode(n plan.Node) {
 	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
 	n.ForeignMarks = r.input.ForeignMarks
 	if r.input.known {
-		r.forgetParameters(r.input.Inventory.Links, n.Inventory.Links)
-		r.forgetGateways(n.Inventory.Defaults)
+		parameters := r.cached.forgetParameters(r.input.Inventory.Links, n.Inventory.Links)
+		gateways := r.cached.forgetGateways(n.Inventory.Defaults)
+		r.node.dirty = r.node.dirty || parameters || gateways
 	}
 	r.input = nodeInput{Node: n, known: true, stale: true}
-}
-
-// forgetParameters forgets the kernel parameters of new interfaces: an earlier one may have had
-// the same name, and the parameters that it had are gone.
-func (ns *nodeSections) forgetParameters(before, after []routing.Link) {
-	for i := range after {
-		link := &after[i]
-		at, found := slices.BinarySearchFunc(before, link.Index, func(l routing.Link, index int) int { return cmp.Compare(l.Index, index) })
-		if found && before[at].Name == link.Name {
-			continue
-		}
-		for _, family := range ip.Families {
-			of := sysctl.LinkKey(family, link.Name, "")
-			maps.DeleteFunc(ns.cached.sysctls, func(key, _ string) bool {
-				is := strings.HasPrefix(key, of)
-				ns.node.dirty = ns.node.dirty || is
-				return is
-			})
-		}
-	}
-}
-
-// forgetGateways forgets the routes of each table and family without a default route. The kernel
-// deletes a family's routes over an interface that is set down or, for IPv4, loses its last address,
-// without a message.
-func (ns *nodeSections) forgetGateways(defaults []routing.Route) {
-	maps.DeleteFunc(ns.cached.routes, func(route routing.Route, _ struct{}) bool {
-		missing := !slices.ContainsFunc(defaults, func(d routing.Route) bool { return d.Family == route.Family && d.Table == route.Table })
-		ns.node.dirty = ns.node.dirty || missing
-		return missing
-	})
 }
 
 // planNode computes the desired state of the node if what it depends on has changed: what is

@@ -28,7 +28,11 @@ type Reconciler struct {
 // New returns a Reconciler with an empty cached state.
 func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 	sections := newNodeSections(newTables(cfg), kernel)
-	return &Reconciler{nodeSections: sections, schedule: newSchedule(periods)}
+	return &Reconciler{
+		nodeSections: sections,
+		schedule:     newSchedule(periods),
+		spotChecker:  spotChecker{t: sections.tables, kernel: &sections.kernel},
+	}
 }
 
 // Problem is state that could not be programmed.

@@ -144,7 +144,7 @@ func (r *Reconciler) Prune() {
 		r.vips.compared(v, r.vips.desired(v) != v.exists)
 	}
 	now := time.Now()
-	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod(r.omitsRules()))
+	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod(r.kernel.omitsRules()))
 	r.spotCheckAt = now.Add(spotCheckPeriod)
 	if r.compareAt.IsZero() {
 		r.compareAt = now.Add(r.periods.Sync)
@@ -220,20 +220,10 @@ func (s *schedule) rulesPeriod(omits bool) time.Duration {
 // stateEntries returns the number of virtual servers and set members.
 func (t *tables) stateEntries() int { return t.servers.existing + t.members.existing }
 
-// omitsRules reports whether iptables or the kernel refuses some rules.
-func (ns *nodeSections) omitsRules() bool {
-	for _, k := range ns.kernel.NAT {
-		if k.Omits() {
-			return true
-		}
-	}
-	return false
-}
-
 // noteOmissions requests a comparison of the rules, which reads the refused ones, if rules
 // began or ceased to be refused since the last call.
 func (r *Reconciler) noteOmissions(now time.Time) {
-	if omits := r.omitsRules(); omits != r.omits {
+	if omits := r.kernel.omitsRules(); omits != r.omits {
 		r.omits = omits
 		r.compareSoon(now, extent{rules: true})
 	}
@@ -339,7 +329,7 @@ func (r *Reconciler) spotCheck(now time.Time) {
 		return
 	}
 	r.spotCheckAt = now.Add(spotCheckPeriod)
-	if differs := r.spotCheckDiffers(); differs != (extent{}) {
+	if differs := r.spotChecker.differs(); differs != (extent{}) {
 		r.bySpotCheck = true
 		r.compareSoon(now, differs)
 	}
@@ -418,7 +408,7 @@ func (r *Reconciler) readStep(now time.Time, done *StepResult) {
 		r.routingAt = now.Add(r.routingPeriod(r.stateEntries()))
 	}
 	if r.readExtent.rules {
-		r.rulesAt = now.Add(r.rulesPeriod(r.omitsRules()))
+		r.rulesAt = now.Add(r.rulesPeriod(r.kernel.omitsRules()))
 	}
 	r.resync = r.beginResync(r.result.seen)
 }

@@ -95,7 +95,7 @@ func BenchmarkSpotCheck(b *testing.B) {
 	r := startLarge(b, 10000).reconciler
 	b.ReportAllocs()
 	for b.Loop() {
-		if r.spotCheckDiffers() != (extent{}) {
+		if r.spotChecker.differs() != (extent{}) {
 			b.Fatal("something differs")
 		}
 	}

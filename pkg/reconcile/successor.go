@@ -44,8 +44,8 @@ func (s *successor) has(c nat.Chain) bool {
 
 // successor returns the kube-proxy mode that serves a family now, in either iptables back
 // end.
-func (ns *nodeSections) successor(family ip.Family) *successor {
-	for _, s := range []nat.State{ns.cached.nat[family], ns.cached.leftovers.nat[family]} {
+func (c *cachedState) successor(family ip.Family) *successor {
+	for _, s := range []nat.State{c.nat[family], c.leftovers.nat[family]} {
 		if found := successorIn(family, s); found != &noSuccessor {
 			return found
 		}
@@ -73,12 +73,12 @@ func successorIn(family ip.Family, s nat.State) *successor {
 // kubeProxyActive reports whether kube-proxy serves any family, in any mode.
 func (cl *cleaner) kubeProxyActive() bool {
 	return len(cl.tablesToRemove()) < len(cl.cached.kubeProxy) ||
-		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return cl.successor(f) != &noSuccessor })
+		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return cl.cached.successor(f) != &noSuccessor })
 }
 
 // kubeProxyUsesIPVS reports whether kube-proxy serves any family in IPVS mode.
 func (cl *cleaner) kubeProxyUsesIPVS() bool {
-	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return cl.successor(f).ipvs })
+	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return cl.cached.successor(f).ipvs })
 }
 
 // rulesToRemove returns the rules of a family in one back end that Cleanup removes.
@@ -117,7 +117,7 @@ func (cl *cleaner) serversToRemove() ([]ipvs.Change, []error) {
 	var out []ipvs.Change
 	var errs []error
 	for s := range cl.servers.allExisting() {
-		if cl.successor(s.key.Family()).ipvs {
+		if cl.cached.successor(s.key.Family()).ipvs {
 			if s.key.FWMark == 0 {
 				continue
 			}
@@ -154,7 +154,7 @@ func (cl *cleaner) checkUnused(key ipvs.Key) error {
 func (cl *cleaner) setsToRemove(servers []ipvs.Change) []ipset.Set {
 	stay := map[string]bool{}
 	for _, family := range cl.cfg.Families {
-		if cl.successor(family).ipvs {
+		if cl.cached.successor(family).ipvs {
 			for _, name := range plan.KubeProxySets(family) {
 				stay[name] = true
 			}
@@ -186,7 +186,7 @@ func (cl *cleaner) linkRemovals() []routing.Change {
 		return append(changes, routing.Change{Op: routing.DeleteLink})
 	}
 	for v := range cl.vips.allExisting() {
-		if v.key.Claim == plan.ClaimAddress && !cl.successor(ip.Of(v.key.Addr)).ipvs {
+		if v.key.Claim == plan.ClaimAddress && !cl.cached.successor(ip.Of(v.key.Addr)).ipvs {
 			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: v.key.Addr})
 		}
 	}

@@ -37,7 +37,7 @@ func (f *flush) otherRulesServe() bool {
 // replaced, and the virtual servers change. In iptables mode kube-proxy's rules translate packets
 // before IPVS sees them, so the virtual servers are added beside them.
 func (f *flush) waitsForPrune() bool {
-	iptables := func(family ip.Family) bool { return f.ns.successor(family) == &iptablesMode }
+	iptables := func(family ip.Family) bool { return f.ns.cached.successor(family) == &iptablesMode }
 	return f.t.foundServers && f.otherRulesServe() && !slices.ContainsFunc(ip.Families, iptables)
 }
 

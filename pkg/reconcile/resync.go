@@ -17,14 +17,15 @@ import (
 // quarter of a second with tens of thousands of Services; changes must not wait that long.
 const keysPerStep = 512
 
-// resync replaces the cached state with the observed state, except for keys written since the
-// observation began. Then it compares the whole cache with the desired state, and makes what
-// differs dirty. Comparing everything, not only what changed, also catches keys that a bug in
-// the incremental path missed.
+// resync replaces the cached state of what Services own with the observed state, except for keys
+// written since the observation began. Then it compares the whole cache with the desired state, and
+// makes what differs dirty. Comparing everything, not only what changed, also catches keys that a
+// bug in the incremental path missed.
 //
 // Set and Flush may be called between its steps. Flush repairs what was found so far.
 type resync struct {
-	*Reconciler
+	t            *tables
+	node         *nodeState
 	seen         *observation
 	stepSize     int
 	marksChanged bool // members that map fwmarks to addresses differed from the cache
@@ -59,7 +60,7 @@ func (r *Reconciler) beginResync(o *observation) *resync {
 	if o.extent.rules {
 		r.takeRules(o)
 	}
-	d := &resync{Reconciler: r, seen: o, stepSize: keysPerStep}
+	d := &resync{t: r.tables, node: &r.node, seen: o, stepSize: keysPerStep}
 	if o.extent.routing {
 		r.takeRouting(o)
 	}
@@ -126,16 +127,16 @@ func (ns *nodeSections) takeRouting(o *observation) {
 
 // takeSets records which sets exist.
 func (d *resync) takeSets() {
-	for _, set := range d.sets.list {
+	for _, set := range d.t.sets.list {
 		if _, there := d.seen.sets[set.name]; set.exists && !there {
-			d.members.clearCachedSet(set.name)
+			d.t.members.clearCachedSet(set.name)
 			d.marksChanged = true // it may be plan.Local, whose members carry the marks
 		}
 	}
 	for name, is := range d.seen.sets {
-		d.members.setCachedSet(is.Set)
+		d.t.members.setCachedSet(is.Set)
 		if isDemand(name) && len(is.Entries) > 0 {
-			d.sets.demand(name)
+			d.t.sets.demand(name)
 		}
 	}
 }
@@ -158,11 +159,11 @@ func (d *resync) step() bool {
 
 // end ends a resync, complete or not, and returns the number of differences found.
 func (d *resync) end() int {
-	d.servers.endObserve()
-	d.members.endObserve()
-	d.vips.endObserve()
-	if !d.allocator.restored && len(d.passes) == 0 && d.next == d.items {
-		d.allocator.restore(d.marks.used())
+	d.t.servers.endObserve()
+	d.t.members.endObserve()
+	d.t.vips.endObserve()
+	if !d.t.allocator.restored && len(d.passes) == 0 && d.next == d.items {
+		d.t.allocator.restore(d.t.marks.used())
 	}
 	return d.differences
 }
@@ -172,15 +173,15 @@ func (d *resync) end() int {
 func (d *resync) allPasses() []pass {
 	var observed, compared []pass
 	if d.seen.extent.sets {
-		observed, compared = d.setPasses(), []pass{overTable(&d.members.table, d.compareMember)}
+		observed, compared = d.setPasses(), []pass{overTable(&d.t.members.table, d.compareMember)}
 	}
 	if d.seen.extent.servers {
 		observed = append(observed, d.serverPasses()...)
-		compared = append(compared, overTable(&d.servers.table, d.compareServer))
+		compared = append(compared, overTable(&d.t.servers.table, d.compareServer))
 	}
 	if d.seen.extent.routing {
-		observed = append(observed, overMap(d.seen.vips, d.takeVIP), overTable(&d.vips.table, d.dropMissingVIP))
-		compared = append(compared, overTable(&d.vips.table, d.compareVIP))
+		observed = append(observed, overMap(d.seen.vips, d.takeVIP), overTable(&d.t.vips.table, d.dropMissingVIP))
+		compared = append(compared, overTable(&d.t.vips.table, d.compareVIP))
 	}
 	return append(observed, compared...)
 }
@@ -198,7 +199,7 @@ func (d *resync) setPasses() []pass {
 		}))
 	}
 	return append(passes,
-		overTable(&d.members.table, d.dropMissingMember),
+		overTable(&d.t.members.table, d.dropMissingMember),
 		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } })
 }
 
@@ -207,9 +208,9 @@ func (d *resync) setPasses() []pass {
 func (d *resync) serverPasses() []pass {
 	return []pass{
 		overMap(d.seen.servers, d.takeServer),
-		overTable(&d.servers.table, d.dropMissingServer),
-		overMap(d.marks.retired, d.dropMissingRetired),
-		overMap(d.servers.foreign, d.dropMissingForeign),
+		overTable(&d.t.servers.table, d.dropMissingServer),
+		overMap(d.t.marks.retired, d.dropMissingRetired),
+		overMap(d.t.servers.foreign, d.dropMissingForeign),
 	}
 }
 
@@ -234,16 +235,16 @@ func overTable[K comparable, W, C any](t *table[K, W, C], do func(*record[K, W, 
 }
 
 func (d *resync) takeMember(full plan.Member, mark uint32) {
-	if !d.sets.get(full.Set).exists {
+	if !d.t.sets.get(full.Set).exists {
 		return // destroyed meanwhile
 	}
-	m := d.members.get(d.sets.key(full))
+	m := d.t.members.get(d.t.sets.key(full))
 	if m.exists && m.cached == mark || m.written {
 		return
 	}
 	d.marksChanged = d.marksChanged || m.cached != mark
-	d.members.setCached(m, mark)
-	d.marks.indexDrainEntry(full, true)
+	d.t.members.setCached(m, mark)
+	d.t.marks.indexDrainEntry(full, true)
 }
 
 // dropMissingMember drops a member from the cache that the kernel does not have.
@@ -251,17 +252,17 @@ func (d *resync) dropMissingMember(m *member) {
 	if !m.exists || m.written {
 		return
 	}
-	full := d.sets.member(m.key)
+	full := d.t.sets.member(m.key)
 	if _, there := d.seen.sets[full.Set].Entries[full.Entry]; !there {
 		d.marksChanged = d.marksChanged || m.cached != 0
-		d.members.clearCached(m)
+		d.t.members.clearCached(m)
 	}
 }
 
 // updateMarks rebuilds inLocal if any mark changed.
 func (d *resync) updateMarks() {
 	if d.marksChanged {
-		d.indexMarks()
+		d.t.indexMarks()
 	}
 }
 
@@ -269,88 +270,88 @@ func (d *resync) updateMarks() {
 // set that is not desired, because the set is destroyed as a whole.
 func (d *resync) compareMember(m *member) {
 	if !m.wanted() {
-		if _, known := d.node.sets[d.sets.list[m.key.set].name]; !known || !d.pruning {
+		if _, known := d.node.sets[d.t.sets.list[m.key.set].name]; !known || !d.t.pruning {
 			return
 		}
 	}
-	want, desired := d.desiredMember(m)
-	compared(d, &d.members.table, m, desired != m.exists || desired && m.cached != want)
+	want, desired := d.t.desiredMember(m)
+	compared(d, &d.t.members.table, m, desired != m.exists || desired && m.cached != want)
 }
 
 func (d *resync) takeServer(key ipvs.Key, is ipvs.Service) {
-	s := d.servers.get(key)
+	s := d.t.servers.get(key)
 	if s.written || s.exists && s.cached.settings == unique.Make(is.VirtualServer) && s.cached.equals(is.RealServers) {
 		s.cached.place = is.Place
 		return
 	}
 	if !s.exists {
-		if !s.wanted() && !d.ours(key) {
-			d.servers.foreign[key] = is
-			d.servers.release(s)
+		if !s.wanted() && !d.t.ours(key) {
+			d.t.servers.foreign[key] = is
+			d.t.servers.release(s)
 			return
 		}
-		delete(d.servers.foreign, key)
+		delete(d.t.servers.foreign, key)
 	}
-	d.servers.setCached(s, newCached(is))
+	d.t.servers.setCached(s, newCached(is))
 }
 
 func (d *resync) dropMissingServer(s *server) {
 	if _, there := d.seen.servers[s.key]; !there && !s.written && s.exists {
-		d.clearCachedServer(s)
+		d.t.clearCachedServer(s)
 	}
 }
 
 // dropMissingRetired forgets a retired virtual server that is missing together with its drain
 // entry. If only the entry is missing, it is added again.
 func (d *resync) dropMissingRetired(fwm, address ipvs.Key) {
-	if !d.servers.exists(fwm) && !d.members.exists(d.sets.key(drainEntry(fwm, address))) {
-		delete(d.marks.retired, fwm)
+	if !d.t.servers.exists(fwm) && !d.t.members.exists(d.t.sets.key(drainEntry(fwm, address))) {
+		delete(d.t.marks.retired, fwm)
 	}
 }
 
 func (d *resync) dropMissingForeign(key ipvs.Key, _ ipvs.Service) {
 	if _, there := d.seen.servers[key]; !there {
-		delete(d.servers.foreign, key)
+		delete(d.t.servers.foreign, key)
 	}
 }
 
 func (d *resync) compareServer(s *server) {
-	if !s.wanted() && !d.pruning {
+	if !s.wanted() && !d.t.pruning {
 		return
 	}
 	differs := s.exists
-	switch want := d.desiredIn(s); {
+	switch want := d.t.desiredIn(s); {
 	case want != nil:
-		differs = len(d.serverChanges(s, want)) > 0
-	case d.mustDrain(s):
-		differs = len(d.retireChanges(s)) > 0
+		differs = len(d.t.serverChanges(s, want)) > 0
+	case d.t.mustDrain(s):
+		differs = len(d.t.retireChanges(s)) > 0
 	}
-	compared(d, &d.servers.table, s, differs)
+	compared(d, &d.t.servers.table, s, differs)
 }
 
 // takeVIP caches an observed VIP. A desired address that kube-proxy added, with another scope,
 // is treated as missing, so that it is added again.
 func (d *resync) takeVIP(key plan.VIP, _ struct{}) {
-	v := d.vips.get(key)
+	v := d.t.vips.get(key)
 	if v.written {
 		return
 	}
-	if _, wrong := d.vips.wrongScope[key.Addr]; wrong && v.wanted() && key.Claim == plan.ClaimAddress {
-		d.vips.clearCached(v)
+	if _, wrong := d.t.vips.wrongScope[key.Addr]; wrong && v.wanted() && key.Claim == plan.ClaimAddress {
+		d.t.vips.clearCached(v)
 	} else {
-		d.vips.setCached(v, struct{}{})
+		d.t.vips.setCached(v, struct{}{})
 	}
 }
 
 func (d *resync) dropMissingVIP(v *vipRecord) {
 	if _, there := d.seen.vips[v.key]; !there && !v.written {
-		d.vips.clearCached(v)
+		d.t.vips.clearCached(v)
 	}
 }
 
 func (d *resync) compareVIP(v *vipRecord) {
-	if desired := d.vips.desired(v); desired || d.pruning {
-		compared(d, &d.vips.table, v, desired != v.exists)
+	if desired := d.t.vips.desired(v); desired || d.t.pruning {
+		compared(d, &d.t.vips.table, v, desired != v.exists)
 	}
 }
 

@@ -113,11 +113,6 @@ func (t *tables) desiredIn(s *server) *wantedServer {
 	return &s.value
 }
 
-// localMember returns the key of the member of plan.Local for an address and port.
-func (t *memberTable) localMember(key ipvs.Key) memberKey {
-	return t.sets.key(plan.Member{Set: plan.Local.In(key.Family()), Entry: plan.EntryOf(key)})
-}
-
 // markOf returns the mark that the kernel gives to packets of internal clients to an address
 // and port; 0 if none.
 func (x *markIndex) markOf(key ipvs.Key) uint32 {

@@ -12,6 +12,66 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
+// memberTable has the members of sets; its values are marks. Its setCached and clearCached replace
+// those of table, and count.
+type memberTable struct {
+	table[memberKey, uint32, uint32]
+	sets *sets
+}
+
+// localMember returns the key of the member of plan.Local for an address and port.
+func (t *memberTable) localMember(key ipvs.Key) memberKey {
+	return t.sets.key(plan.Member{Set: plan.Local.In(key.Family()), Entry: plan.EntryOf(key)})
+}
+
+// addressIn returns a member's address and port as the key of a virtual server.
+func (t *memberTable) addressIn(m *member) ipvs.Key {
+	return plan.KeyOf(t.sets.member(m.key).Entry)
+}
+
+// setCached records that the kernel has a member.
+func (t *memberTable) setCached(m *member, mark uint32) {
+	if !m.exists {
+		t.sets.list[m.key.set].existing++
+	}
+	t.table.setCached(m, mark)
+}
+
+// clearCached records that the kernel does not have a member.
+func (t *memberTable) clearCached(m *member) {
+	if m.exists {
+		t.sets.list[m.key.set].existing--
+	}
+	t.table.clearCached(m)
+}
+
+// setCachedSet records that the kernel has a set. If its creation failed before, its members
+// become dirty.
+func (t *memberTable) setCachedSet(s ipset.Set) {
+	set := t.sets.get(s.Name)
+	set.set, set.exists = s, true
+	if !set.failed {
+		return
+	}
+	set.failed = false
+	for key, m := range t.stuck {
+		if t.sets.list[key.set] == set {
+			t.setDirty(m)
+		}
+	}
+}
+
+// clearCachedSet records that the kernel does not have a set.
+func (t *memberTable) clearCachedSet(name string) {
+	i := t.sets.named(name)
+	t.sets.list[i].exists, t.sets.list[i].set = false, ipset.Set{}
+	for m := range t.allExisting() {
+		if m.key.set == i {
+			t.clearCached(m)
+		}
+	}
+}
+
 // If two Services want the same address and port, one of them has precedence. The set members
 // of the other must not be written: they determine which clients are refused or allowed, and
 // whether the client address is preserved. Otherwise any user who may set external IPs could
@@ -60,49 +120,6 @@ func (t *tables) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
 			if about, ok := serverOf(t.sets.member(m.key)); ok && about == key {
 				t.members.setDirty(m)
 			}
-		}
-	}
-}
-
-// setCached records that the kernel has a member.
-func (t *memberTable) setCached(m *member, mark uint32) {
-	if !m.exists {
-		t.sets.list[m.key.set].existing++
-	}
-	t.table.setCached(m, mark)
-}
-
-// clearCached records that the kernel does not have a member.
-func (t *memberTable) clearCached(m *member) {
-	if m.exists {
-		t.sets.list[m.key.set].existing--
-	}
-	t.table.clearCached(m)
-}
-
-// setCachedSet records that the kernel has a set. If its creation failed before, its members
-// become dirty.
-func (t *memberTable) setCachedSet(s ipset.Set) {
-	set := t.sets.get(s.Name)
-	set.set, set.exists = s, true
-	if !set.failed {
-		return
-	}
-	set.failed = false
-	for key, m := range t.stuck {
-		if t.sets.list[key.set] == set {
-			t.setDirty(m)
-		}
-	}
-}
-
-// clearCachedSet records that the kernel does not have a set.
-func (t *memberTable) clearCachedSet(name string) {
-	i := t.sets.named(name)
-	t.sets.list[i].exists, t.sets.list[i].set = false, ipset.Set{}
-	for m := range t.allExisting() {
-		if m.key.set == i {
-			t.clearCached(m)
 		}
 	}
 }

@@ -269,13 +269,3 @@ func (t *tables) provesOwnership(m *member) bool {
 	}
 	return slices.ContainsFunc(plan.Owning, func(name plan.SetName) bool { return name.In(key.Family()) == full.Set })
 }
-
-// replaceWrongScope treats desired addresses that kube-proxy added, with another scope, as missing, so
-// that they are added again. Other ones are deleted like any stale address.
-func (t *vipTable) replaceWrongScope() {
-	for addr := range t.wrongScope {
-		if v := t.records.Get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
-			t.clearCached(v)
-		}
-	}
-}

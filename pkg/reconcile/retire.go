@@ -110,11 +110,6 @@ func (x *markIndex) fwmarkOf(m *member) (fwm ipvs.Key, exists bool) {
 	return fwm, x.servers.exists(fwm) && x.inLocal[fwm] == x.members.addressIn(m)
 }
 
-// addressIn returns a member's address and port as the key of a virtual server.
-func (t *memberTable) addressIn(m *member) ipvs.Key {
-	return plan.KeyOf(t.sets.member(m.key).Entry)
-}
-
 // addDrainEntriesOfReplaced adds the drain entries of virtual servers whose member of plan.Local
 // is about to get another mark. It also adds those of new virtual servers, if the address is
 // served already: add then adds the mark only after the real servers (waitsForWeights).
@@ -253,8 +248,8 @@ func (x *markIndex) setRetiredDirty(address ipvs.Key) {
 func (w *memberWriter) deleteDrainEntries(deleted []ipvs.Change) {
 	var entries []ipset.Change
 	for _, c := range deleted {
-		if m := drainEntry(c.Key, w.t.marks.retired[c.Key]); w.t.marks.retired[c.Key] != (ipvs.Key{}) && !w.t.marks.needsDrainEntry(c.Key, w.t.marks.retired[c.Key]) {
-			entries = append(entries, w.change(ipset.DeleteEntry, m))
+		if address, recorded := w.t.marks.retired[c.Key]; recorded && !w.t.marks.needsDrainEntry(c.Key, address) {
+			entries = append(entries, w.change(ipset.DeleteEntry, drainEntry(c.Key, address)))
 		}
 	}
 	w.apply(entries)

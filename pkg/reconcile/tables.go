@@ -35,31 +35,6 @@ type tables struct {
 	pruning      bool // all Services are known: undesired state may be deleted
 }
 
-// serverTable has the virtual servers. Its setCached and clearCached replace those of table, and count.
-type serverTable struct {
-	table[ipvs.Key, wantedServer, cachedServer]
-	realServers int                   // in the kernel
-	ipv4Servers int                   // IPv4 virtual servers in the kernel
-	foreign     ipvs.State            // virtual servers of other programs
-	unsure      map[ipvs.Key]struct{} // virtual servers whose addition failed; a failure without an answer may have added them
-}
-
-// memberTable has the members of sets; its values are marks. Its setCached and clearCached replace
-// those of table, and count.
-type memberTable struct {
-	table[memberKey, uint32, uint32]
-	sets *sets
-}
-
-// vipTable has the VIPs with their claims. Some members decide which claim is desired; see yields.
-type vipTable struct {
-	table[plan.VIP, struct{}, struct{}]
-	cfg        *plan.Config
-	members    *memberTable
-	wrongScope map[netip.Addr]struct{} // addresses that kube-proxy added, with another scope
-	removed    bool                    // desired VIPs were deleted, and are to be claimed again
-}
-
 type (
 	server    = record[ipvs.Key, wantedServer, cachedServer]
 	member    = record[memberKey, uint32, uint32]
@@ -181,56 +156,6 @@ func (t *tables) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
 	t.marks.setRetiredDirty(key)
 	if len(before) > 1 || len(owners) > 1 {
 		t.setMembersDirty(key, owners)
-	}
-}
-
-// setCached records that the kernel has a virtual server.
-func (t *serverTable) setCached(s *server, is cachedServer) {
-	if !s.exists && s.key.Addr.Is4() {
-		t.ipv4Servers++
-	}
-	t.realServers += len(is.reals) - len(s.cached.reals)
-	t.table.setCached(s, is)
-}
-
-// clearCached records that the kernel does not have a virtual server.
-func (t *serverTable) clearCached(s *server) {
-	if s.exists && s.key.Addr.Is4() {
-		t.ipv4Servers--
-	}
-	t.realServers -= len(s.cached.reals)
-	place := s.cached.place
-	t.table.clearCached(s)
-	s.cached.place = place
-}
-
-// setRealServer records that the kernel has a real server.
-func (t *serverTable) setRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
-	before := len(s.cached.reals)
-	s.cached.setRealServer(dest, rs)
-	t.realServers += len(s.cached.reals) - before
-}
-
-// deleteRealServer records that the kernel does not have a real server.
-func (t *serverTable) deleteRealServer(s *server, dest netip.AddrPort) {
-	before := len(s.cached.reals)
-	s.cached.deleteRealServer(dest)
-	t.realServers += len(s.cached.reals) - before
-}
-
-// cachedServer returns the virtual server in the kernel; nil if there is none.
-func (t *serverTable) cachedServer(key ipvs.Key) *cachedServer {
-	if s := t.records.Get(key); s != nil && s.exists {
-		return &s.cached
-	}
-	return nil
-}
-
-// adoptForeign makes another program's virtual server ours, because a Service wants its key.
-func (t *serverTable) adoptForeign(s *server) {
-	if is, ok := t.foreign[s.key]; ok {
-		t.setCached(s, newCached(is))
-		delete(t.foreign, s.key)
 	}
 }
 

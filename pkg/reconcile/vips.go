@@ -13,6 +13,53 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
+// vipTable has the VIPs with their claims. Some members decide which claim is desired; see yields.
+type vipTable struct {
+	table[plan.VIP, struct{}, struct{}]
+	cfg        *plan.Config
+	members    *memberTable
+	wrongScope map[netip.Addr]struct{} // addresses that kube-proxy added, with another scope
+	removed    bool                    // desired VIPs were deleted, and are to be claimed again
+}
+
+// replaceWrongScope treats desired addresses that kube-proxy added, with another scope, as missing, so
+// that they are added again. Other ones are deleted like any stale address.
+func (t *vipTable) replaceWrongScope() {
+	for addr := range t.wrongScope {
+		if v := t.records.Get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
+			t.clearCached(v)
+		}
+	}
+}
+
+// noteRemoved handles deletions of VIPs that the kernel reported, our own included. It clears the
+// cached state of desired VIPs, so that the next Flush claims them again, and returns their number.
+func (t *vipTable) noteRemoved(removals []routing.Removal) int {
+	n := 0
+	for _, l := range removals {
+		v := t.records.Get(plan.VIP{Addr: l.Addr, Claim: t.claimOf(l.Table)})
+		if v != nil && t.desired(v) && v.exists {
+			t.clearCached(v)
+			t.setDirty(v)
+			n++
+		}
+	}
+	t.removed = t.removed || n > 0
+	return n
+}
+
+// claimOf returns the claim of a VIP that has a route in a table, or an address if table is
+// 0.
+func (t *vipTable) claimOf(table int) plan.ClaimMode {
+	switch table {
+	case 0:
+		return plan.ClaimAddress
+	case t.cfg.VIPs.Table:
+		return plan.ClaimPort
+	}
+	return plan.ClaimRoute
+}
+
 // vipWriter claims and releases VIPs.
 type vipWriter struct {
 	t        *tables
@@ -135,32 +182,4 @@ func (w *vipWriter) addFlowsOf(v *vipRecord) {
 			}
 		}
 	}
-}
-
-// noteRemoved handles deletions of VIPs that the kernel reported, our own included. It clears the
-// cached state of desired VIPs, so that the next Flush claims them again, and returns their number.
-func (t *vipTable) noteRemoved(removals []routing.Removal) int {
-	n := 0
-	for _, l := range removals {
-		v := t.records.Get(plan.VIP{Addr: l.Addr, Claim: t.claimOf(l.Table)})
-		if v != nil && t.desired(v) && v.exists {
-			t.clearCached(v)
-			t.setDirty(v)
-			n++
-		}
-	}
-	t.removed = t.removed || n > 0
-	return n
-}
-
-// claimOf returns the claim of a VIP that has a route in a table, or an address if table is
-// 0.
-func (t *vipTable) claimOf(table int) plan.ClaimMode {
-	switch table {
-	case 0:
-		return plan.ClaimAddress
-	case t.cfg.VIPs.Table:
-		return plan.ClaimPort
-	}
-	return plan.ClaimRoute
 }

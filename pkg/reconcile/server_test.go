@@ -90,3 +90,35 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 		}
 	}
 }
+
+// Stale real servers get weight 0 and drain. Those of weight 0 are listed without a change.
+func TestDiffServerDrains(t *testing.T) {
+	key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
+	random := rand.New(rand.NewPCG(3, 3))
+	for range 1000 {
+		was, want := newWanted(randomServer(random), nil), newWanted(randomServer(random), nil)
+		have, drain := &cachedServer{settings: was.settings}, &drainer{draining: map[ipvs.Key]map[netip.AddrPort]silence{}}
+		for _, e := range was.endpoints {
+			if e.Flags&plan.IsRealServer != 0 {
+				have.setRealServer(e.Dest(), e.RealServer())
+			}
+		}
+		changes := diffServer(key, have, &want, drain)
+		stale := 0
+		for i := range have.reals {
+			r := &have.reals[i]
+			if want.is(r.Dest(), plan.IsRealServer) {
+				continue
+			}
+			stale++
+			_, drains := drain.draining[key][r.Dest()]
+			changed := slices.Contains(changes, ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: r.Dest()})
+			if !drains || changed != (r.Weight != 0) {
+				t.Fatalf("%v of weight %d drains: %v, is changed: %v", r.Dest(), r.Weight, drains, changed)
+			}
+		}
+		if drain.count != stale || slices.ContainsFunc(changes, func(c ipvs.Change) bool { return c.Op == ipvs.DeleteRealServer }) {
+			t.Fatalf("%d drain, want %d; %v", drain.count, stale, changes)
+		}
+	}
+}

@@ -91,7 +91,7 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 	}
 }
 
-// Stale real servers get weight 0 and drain. Those of weight 0 are listed without a change.
+// Stale real servers get weight 0 and drain. Those of weight 0 drain already and do not change.
 func TestDiffServerDrains(t *testing.T) {
 	key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
 	random := rand.New(rand.NewPCG(3, 3))

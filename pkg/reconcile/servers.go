@@ -84,7 +84,7 @@ func (w *serverWriter) due() (grow, shrink []ipvs.Change) {
 	for _, s := range w.dirty() {
 		want := w.t.desiredIn(s)
 		if want == nil {
-			continue // left to delete
+			continue // see delete
 		}
 		changes := w.t.serverChanges(s, want)
 		if len(changes) == 0 {
@@ -122,7 +122,7 @@ func (w *serverWriter) dirty() []*server {
 	return dirty
 }
 
-// serverChanges returns the changes that make a virtual server as desired. It costs no memory if
+// serverChanges returns the changes that make a virtual server as desired. It allocates nothing if
 // there are none, however many real servers drain.
 func (t *tables) serverChanges(s *server, want *wantedServer) []ipvs.Change {
 	var have *cachedServer

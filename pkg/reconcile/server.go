@@ -84,14 +84,6 @@ func (s *cachedServer) find(dest netip.AddrPort) (int, bool) {
 	return slices.BinarySearchFunc(s.reals, dest, func(r endpoint, dest netip.AddrPort) int { return compareDest(r.Addr, r.Port, dest) })
 }
 
-// realServer returns the settings of a real server.
-func (s *cachedServer) realServer(dest netip.AddrPort) (ipvs.RealServer, bool) {
-	if i, found := s.find(dest); found {
-		return s.reals[i].RealServer(), true
-	}
-	return ipvs.RealServer{}, false
-}
-
 func (s *cachedServer) has(dest netip.AddrPort) bool {
 	_, found := s.find(dest)
 	return found

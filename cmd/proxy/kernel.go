@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -155,6 +156,11 @@ func (m *machine) openFamilies(ctx context.Context, cfg *plan.Config, choice nat
 			if tables[i], errs[i] = o.open(family, choice.Use); errs[i] == nil {
 				errs[i] = kernel.Retry(func() error { _, err := tables[i].Observe(nat.Owned{}); return err })
 			}
+			if t, ok := tables[i].(*nat.IPTables); ok && errs[i] == nil && choice.Use == nat.Legacy {
+				if err := t.CheckNAT(); nat.NoFamily(err) {
+					errs[i] = err
+				}
+			}
 		})
 	}
 	all.Wait()
@@ -223,13 +229,20 @@ func (m *machine) openOther(ctx context.Context, choice nat.Choice, families []i
 	}
 }
 
-// hasIPv6 reports whether the kernel has IPv6 sockets. It does not with ipv6.disable=1.
+// hasIPv6 reports whether the node has IPv6: not with the kernel's parameter ipv6.disable=1, and not
+// with the sysctl, with which the kernel refuses IPv6 addresses.
 func hasIPv6() bool {
 	s, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
 		unix.Close(s)
 	}
-	return !errors.Is(err, unix.EAFNOSUPPORT)
+	return !errors.Is(err, unix.EAFNOSUPPORT) && !isOne("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+}
+
+// isOne reports whether a file contains 1.
+func isOne(file string) bool {
+	text, err := os.ReadFile(file)
+	return err == nil && strings.TrimSpace(string(text)) == "1"
 }
 
 // recordSysctls records the previous values of kernel parameters in a folder. If that

@@ -228,3 +228,49 @@ func TestNoNFT(t *testing.T) {
 		t.Errorf("node ports on the loopback address: %v, written by %v", cfg.LocalhostNodePorts, m.Loopback)
 	}
 }
+
+// TestLegacyWithoutTables has a kernel without IPv6 tables. iptables-legacy-save succeeds there: it lists
+// only tables that are loaded.
+func TestLegacyWithoutTables(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"iptables", "ip6tables"} {
+		script := "#!/bin/sh\n[ \"$1\" = --version ] && { echo '" + name + " v1.8.9 (legacy)'; exit 0; }\n"
+		if name == "ip6tables" {
+			script += "echo \"ip6tables v1.8.9 (legacy): can't initialize ip6tables table 'nat': Table does not exist (do you need to insmod?)\" >&2\nexit 3\n"
+		}
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			if err := os.WriteFile(filepath.Join(dir, name+"-legacy"+suffix), []byte(script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	m := machine{Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{}}}
+	cfg := plan.Config{Families: slices.Clone(ip.Families)}
+	if err := m.openFamilies(context.Background(), &cfg, nat.Choice{Use: nat.Legacy, Unseen: true}, natOpener{
+		open:    func(f ip.Family, v nat.Variant) (reconcile.NAT, error) { return nat.Open(f, v) },
+		hasIPv6: func() bool { return true },
+		primary: func() ip.Family { return ip.IPv4 },
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(cfg.Families, []ip.Family{ip.IPv4}) {
+		t.Errorf("families %v are served, want IPv4", cfg.Families)
+	}
+}
+
+func TestIsOne(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]bool{"1\n": true, "0\n": false, "": false} {
+		file := filepath.Join(dir, "disable_ipv6")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got := isOne(file); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+	if isOne(filepath.Join(dir, "missing")) {
+		t.Error("a missing file counts as 1")
+	}
+}

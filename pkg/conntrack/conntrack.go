@@ -224,12 +224,15 @@ func (i index) selects(e Entry) bool {
 	if e.OriginalSrc.Addr() == e.ReplyDst.Addr() {
 		return false
 	}
+	if e.OriginalDst == e.ReplySrc {
+		return false // not through IPVS
+	}
 	for _, protocol := range []ip.Protocol{0, e.Protocol} {
 		if _, found := i.sources[source{protocol, e.ReplyDst.Addr()}]; found {
 			return true
 		}
 	}
-	return e.Protocol == ip.UDP && e.OriginalDst != e.ReplySrc &&
+	return e.Protocol == ip.UDP &&
 		slices.ContainsFunc(i.clients, func(p netip.Prefix) bool { return p.Contains(e.OriginalSrc.Addr()) })
 }
 

@@ -115,6 +115,15 @@ func cannotList(stderr string) bool {
 	return strings.Contains(stderr, "incompatible") || strings.Contains(stderr, "Parsing nftables rule failed") || strings.Contains(stderr, "sreg")
 }
 
+// CheckNAT returns an error if the kernel has no table nat, as kube-proxy checks at its start. It loads
+// the table's module. Observe does not find out with iptables-legacy, which lists only loaded tables.
+func (t *IPTables) CheckNAT() error {
+	if _, stderr, err := program.Run(t.command, "", "-w", "5", "-t", string(NAT), "-S", "POSTROUTING"); err != nil {
+		return programError("", stderr, err)
+	}
+	return nil
+}
+
 // listOwned lists a table chain by chain. For a base chain that cannot be listed it
 // checks whether each jump exists, and assumes that those that do are at the head.
 func (t *IPTables) listOwned(name Table, own Owned) (*table, error) {

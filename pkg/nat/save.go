@@ -60,19 +60,23 @@ func parsePartly(text string) (ruleset, []Unread, error) {
 
 // savedLines returns the lines of iptables-save with their numbers, from 1. A rule whose comment
 // contains line breaks is one line, with the number of its first: iptables-save prints a
-// comment as it is.
+// comment as it is. A rule whose quote never ends is one line as well: the match string prints
+// backslashes as they are, also before a quote.
 func savedLines(text string) iter.Seq2[int, string] {
 	return func(yield func(int, string) bool) {
 		lines := strings.Split(text, "\n")
 		for i := 0; i < len(lines); i++ {
 			first, line := i, lines[i]
 			if strings.HasPrefix(line, "-A ") {
+				last := i
 				var q quotes
-				for q.scan(line); q.quoted && i+1 < len(lines); {
-					i++
-					q.scan("\n" + lines[i])
+				for q.scan(line); q.quoted && last+1 < len(lines); {
+					last++
+					q.scan("\n" + lines[last])
 				}
-				line = strings.Join(lines[first:i+1], "\n")
+				if !q.quoted {
+					i, line = last, strings.Join(lines[first:last+1], "\n")
+				}
 			}
 			if !yield(first+1, line) {
 				return
@@ -159,9 +163,6 @@ func (p *saveParser) rule(line string) error {
 	rules, ok := p.table.chains[name]
 	if !ok {
 		return fmt.Errorf("rule of chain %q, which is not declared", name)
-	}
-	if _, err := Words(rule); err != nil {
-		return fmt.Errorf("rule %q: %w", rule, err)
 	}
 	p.table.chains[name] = append(rules, Rule(strings.TrimSpace(rule)))
 	return nil

@@ -47,6 +47,21 @@ func TestParseSave(t *testing.T) {
 	}
 }
 
+// TestParseSaveOfString has rules of the match string, which prints a quote with a backslash, and a
+// backslash as it is: the string a\"b is printed so that its last quote opens another one. The rules
+// after it are read.
+func TestParseSaveOfString(t *testing.T) {
+	for _, text := range []string{`"href=\"x\""`, `"C:\Windows"`, `"a\\"b"`} {
+		first, second := Rule("-p tcp -m string --string "+text+" --algo bm --to 65535 -j DROP"), Rule("-p tcp -m tcp --dport 22 -j ACCEPT")
+		rules, err := parseSave("*filter\n:INPUT ACCEPT [0:0]\n-A INPUT " + string(first) + "\n-A INPUT " + string(second) + "\nCOMMIT\n")
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+		} else if got := rules[Filter].chains["INPUT"]; !slices.Equal(got, []Rule{first, second}) {
+			t.Errorf("%s: rules %q", text, got)
+		}
+	}
+}
+
 func TestParseSaveRefuses(t *testing.T) {
 	for name, text := range map[string]string{
 		"cut off":            strings.TrimSuffix(saved, "COMMIT\n# Completed on Thu Jan  1 00:00:00 2026\n"),
@@ -57,7 +72,6 @@ func TestParseSaveRefuses(t *testing.T) {
 		"table without name": "*\nCOMMIT\n",
 		"chain twice":        "*nat\n:A - [0:0]\n:A - [0:0]\nCOMMIT\n",
 		"unknown chain":      "*nat\n-A NONE -j RETURN\nCOMMIT\n",
-		"open quotation":     "*nat\n:A - [0:0]\n-A A -m comment --comment \"x\nCOMMIT\n",
 		"counters":           "*nat\n:A - [0:0]\n[1:2] -A A -j RETURN\nCOMMIT\n",
 		"words of an error":  "iptables-save: something went wrong\n",
 		"made with nft":      "# Table `nat' is incompatible, use 'nft' tool.\n",

@@ -86,7 +86,7 @@ func target(r Rule) string {
 }
 
 // Arguments returns the words after one of the options. A rule that cannot be split has
-// none; parseSave and check reject such rules.
+// none: another program may have one, and check rejects one of ours.
 func Arguments(r Rule, options ...string) []string {
 	args, err := Words(string(r))
 	if err != nil {

@@ -138,7 +138,7 @@ func NewFacts(cfg *Config, n *Node) Facts {
 	}
 	f.OwnIPs = sets.New(ownAddresses(cfg, n)...)
 	f.DummyListeners = dummyListeners(n)
-	f.Loopback = loopbackListeners(n.Listeners)
+	f.Loopback = loopbackListeners(n.Listeners, n.ClientPorts)
 	for _, family := range cfg.Families {
 		if a := primary(cfg, n, family); a.IsValid() {
 			f.Primary[family] = a

@@ -122,6 +122,28 @@ func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 	}
 }
 
+// TestLocalhostLeavesPortsToServersOfUDP: a UDP socket on all addresses is a server's if its port is none
+// that the kernel gives to clients.
+func TestLocalhostLeavesPortsToServersOfUDP(t *testing.T) {
+	s := load(t, "cluster")
+	s.Config.LocalhostNodePorts = true
+	s.Node.ClientPorts = []routing.PortRange{{First: 32768, Last: 60999}}
+	for _, protocol := range ip.Protocols {
+		s.Node.Listeners = []routing.Listener{{Protocol: ip.UDP, Addr: netip.IPv4Unspecified(), Port: 30080}}
+		facts := plan.NewFacts(&s.Config, &s.Node)
+		part := plan.ForService(&s.Config, &facts, &service.Service{
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+			Ports: []service.Port{{Protocol: protocol, Port: 80, NodePort: 30080, Endpoints: []service.Endpoint{
+				{Addr: netip.MustParseAddrPort("10.244.1.5:80"), Ready: true},
+			}}},
+		})
+		served := slices.ContainsFunc(part.VirtualServers, func(vs plan.VirtualServer) bool { return vs.Key.Addr.IsLoopback() })
+		if want := protocol != ip.UDP; served != want {
+			t.Errorf("%s: served at 127.0.0.1: %v, want %v", protocol, served, want)
+		}
+	}
+}
+
 // TestLocalhostLeavesPortsToClients: node ports that the kernel may give to clients are not served
 // on the loopback address, and the node says so if they are in the usual range.
 func TestLocalhostLeavesPortsToClients(t *testing.T) {

@@ -99,11 +99,10 @@ func (b *serviceBuilder) reject(field, format string, args ...any) {
 }
 
 // loopbackListeners returns the sockets that accept connections on the loopback
-// address: those bound to it and, for TCP, those bound to all addresses. UDP sockets
-// bound to all addresses mostly belong to clients.
-func loopbackListeners(list []routing.Listener) sets.Set[routing.Listener] {
-	return sets.New(filter(list, func(l routing.Listener) bool {
-		return l.Addr.IsLoopback() || l.Protocol == ip.TCP && l.Addr.IsUnspecified()
+// address: those bound to it and, if they are not of clients, those bound to all addresses.
+func loopbackListeners(list []routing.Listener, clients []routing.PortRange) sets.Set[routing.Listener] {
+	return sets.New(filter(servers(list, clients), func(l routing.Listener) bool {
+		return l.Addr.IsLoopback() || l.Addr.IsUnspecified()
 	})...)
 }
 

@@ -207,3 +207,22 @@ func TestReroutedClientIsForgotten(t *testing.T) {
 	reroute(pod)
 	left("another one is not any more", 1)
 }
+
+// TestFlowsOfOtherProgramsStay has a flow that another program translates to a SNAT source, and that
+// does not pass IPVS.
+func TestFlowsOfOtherProgramsStay(t *testing.T) {
+	w := newWorld(t)
+	w.postrouting("eth1 10.12.192.10")
+	w.start()
+	w.Conntrack.Add(conntrack.Entry{
+		Protocol: ip.UDP, OriginalSrc: netip.MustParseAddrPort("172.17.0.9:4000"), OriginalDst: netip.MustParseAddrPort("198.51.100.1:51820"),
+		ReplySrc: netip.MustParseAddrPort("198.51.100.1:51820"), ReplyDst: netip.MustParseAddrPort("10.12.192.10:4000"),
+	})
+	w.postrouting("eth1 10.12.193.10")
+	if err := w.reconciler.Flush().Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(w.Conntrack.Entries()); n != 1 {
+		t.Errorf("%d flows are left, want 1", n)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
@@ -47,6 +48,36 @@ func TestRoutesOfTheNode(t *testing.T) {
 		}
 		if got, want := routes(ours, q), routes(peer, q); got != want {
 			t.Errorf("%s by %s to %s\nkube-ipvs:\n%skube-proxy:\n%s", c.from, c.in, c.to, got, want)
+		}
+	}
+}
+
+// TestPodsOnUplink has pods on the bridge of the default route. Under Local, without an endpoint on the
+// node, they are not dropped like external clients.
+func TestPodsOnUplink(t *testing.T) {
+	list, err := load("testdata/networks/uplink-bridge.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inv := &list[0].Node.Inventory
+	inv.Links = append(inv.Links,
+		routing.Link{Index: 20, Name: "eth0", Type: "device", Up: true, Master: "cnibr0"},
+		routing.Link{Index: 21, Name: "veth21", Type: "veth", Up: true, Master: "cnibr0"})
+	p, err := NewProduct(list[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := p.Observed(ip.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e trace.Evaluator
+	for from, drops := range map[string]bool{"10.244.1.45": false, "203.0.113.9": true} {
+		for _, to := range []string{"10.12.115.102:80", "192.168.0.11:30081"} {
+			x := e.Explain(n, trace.Question{Protocol: ip.TCP, From: netip.MustParseAddr(from), In: "cnibr0", To: netip.MustParseAddrPort(to)})
+			if got := len(x.RealServers) == 0; got != drops {
+				t.Errorf("%s to %s: dropped is %v, want %v: %s", from, to, got, drops, x.Verdict)
+			}
 		}
 	}
 }

@@ -18,8 +18,8 @@ type Owned struct {
 	// version. No other program may use the prefixes: "KUBE-" would include kubelet's
 	// chains.
 	Prefixes []string
-	// Jumps are the desired jumps. They are checked where a base chain cannot be listed
-	// (see Unread), and only those with Moves count as displaced.
+	// Jumps are the desired jumps and those that may become desired. They are checked where a base
+	// chain cannot be listed (see Unread), and only those with Moves count as displaced.
 	Jumps []Jump
 }
 

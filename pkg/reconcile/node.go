@@ -32,6 +32,7 @@ type nodeSections struct {
 	kubeProxyErr  error                      // why kube-proxy's nftables tables could not be read last
 	sectionWrites int                        // number of writes that changed the cached state
 	staleRoutes   map[routing.Route]struct{} // routes of an earlier configuration
+	possibleJumps []nat.Jump                 // see possibleJumps
 	markUses      []nat.MarkUse              // iptables rules of other programs that use marks
 	nativeMarks   []nft.MarkUse              // likewise in nftables
 	nativeErr     error                      // why nativeMarks could not be read last
@@ -135,12 +136,20 @@ func (r *Reconciler) planNode() bool {
 	}
 	r.planned = planned
 	desired := plan.ForNode(r.cfg, &in.Node)
+	r.possibleJumps = possibleJumps(r.cfg, in.Node)
 	in.Bound = plan.MergeBindings(in.Bound, desired.Bound)
 	if reflect.DeepEqual(desired, r.node.NodePlan) {
 		return false
 	}
 	r.setNode(desired)
 	return true
+}
+
+// possibleJumps returns the jumps that a node has if all its sets are in use. An observation must know
+// them before the sets in use are known, to tell which jumps other programs' rules affect.
+func possibleJumps(cfg *plan.Config, n plan.Node) []nat.Jump {
+	n.Uses = nil
+	return plan.ForNode(cfg, &n).NAT.Jumps
 }
 
 // nodeWarnings returns what cannot work on this node or conflicts with another program, as
@@ -173,7 +182,7 @@ func (r *Reconciler) setNode(desired plan.NodePlan) {
 // state of any node. It may be called concurrently.
 func Concerns(cfg *plan.Config) func(nat.Chain) bool {
 	bare := plan.ForNode(cfg, &plan.Node{})
-	own := ownedRules(&bare)
+	own := ownedRules(&bare, nil)
 	return func(c nat.Chain) bool { return own.Concerns(c) || c.Table == nft.Table }
 }
 
@@ -458,9 +467,12 @@ func join(s, more nat.State) nat.State {
 }
 
 // ownedRules returns which chains are ours: those that the plan may write, and those that an
-// earlier version, or kube-proxy, has left.
-func ownedRules(desired *plan.NodePlan) nat.Owned {
-	o := nat.Owned{Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: slices.Clone(desired.Chains), Jumps: desired.NAT.Jumps}
+// earlier version, or kube-proxy, has left. possible are jumps besides those of the plan.
+func ownedRules(desired *plan.NodePlan, possible []nat.Jump) nat.Owned {
+	o := nat.Owned{
+		Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: slices.Clone(desired.Chains),
+		Jumps: slices.Concat(desired.NAT.Jumps, slices.DeleteFunc(slices.Clone(possible), func(j nat.Jump) bool { return slices.Contains(desired.NAT.Jumps, j) })),
+	}
 	for c := range desired.NAT.Chains {
 		if !slices.Contains(o.Chains, c) {
 			o.Chains = append(o.Chains, c)

@@ -70,7 +70,7 @@ func (r *Reconciler) beginObserve(what extent) func() (*observation, error) {
 		kernel:  r.kernel,
 		sets:    setNames(r.cfg),
 		sysctls: slices.Concat(slices.Sorted(maps.Keys(r.node.Sysctls)), r.node.Watched),
-		nat:     ownedRules(&r.node.NodePlan),
+		nat:     ownedRules(&r.node.NodePlan, r.possibleJumps),
 	}
 	return read.observe
 }

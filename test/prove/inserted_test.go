@@ -97,3 +97,31 @@ func (p *Product) checkInserted(t *testing.T, when string) {
 		}
 	}
 }
+
+// TestMovingJumpsAfterARestart has a rule, as Calico's Felix inserts it, before the jump that marks
+// packets for claimed ports. The next process moves its jump before that rule, and marks packets in
+// table raw too, without another comparison.
+func TestMovingJumpsAfterARestart(t *testing.T) {
+	p, err := NewProduct(find(t, "claims claim port"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const theirs = "-A PREROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n"
+	if err := p.NAT[ip.IPv4].Restore("*mangle\n" + strings.Replace(theirs, "-A PREROUTING", "-I PREROUTING 1", 1) + "COMMIT\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	rules := p.NAT[ip.IPv4].Save()
+	_, mangle, _ := strings.Cut(rules, "*mangle\n")
+	mangle, _, _ = strings.Cut(mangle, "COMMIT\n")
+	if before, _, found := strings.Cut(mangle, theirs); !found || !strings.Contains(before, "-j KUBE-IPVS-CLAIM\n") {
+		t.Errorf("the jump does not precede the rule:\n%s", mangle)
+	}
+	_, raw, _ := strings.Cut(rules, "*raw\n")
+	raw, _, _ = strings.Cut(raw, "COMMIT\n")
+	if !strings.Contains(raw, "-j KUBE-IPVS-CLAIM\n") {
+		t.Errorf("table raw has no jump:\n%s", raw)
+	}
+}

@@ -186,7 +186,7 @@ var announced = []damage{
 	{"all addresses", "ip address flush dev kube-ipvs0"},
 	{"a load balancer's IP", "ip route del local 203.0.113.1 dev lo table local"},
 	{"a load balancer's IP of IPv6", "ip -6 route del local fd00:203:1::1 dev lo table local"},
-	{"the rule for ports of other devices", "ip rule del pref 0 iif lo fwmark 0x5/0xd goto 1"},
+	{"the rule for ports of other devices", "ip rule del pref 0 iif lo fwmark 0x5/0xf0d goto 1"},
 	{"its target, of IPv6", "ip -6 rule del pref 1"},
 	{"the interface", "ip link del kube-ipvs0"},
 	{"a chain's rules", "iptables -w -t nat -F KUBE-SERVICES"},

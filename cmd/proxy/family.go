@@ -13,6 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/manifest"
 )
 
@@ -75,12 +76,8 @@ func firstAddress(node *corev1.Node) netip.Addr {
 	if node == nil {
 		return netip.Addr{}
 	}
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
-		for _, a := range node.Status.Addresses {
-			if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == kind {
-				return addr.Unmap()
-			}
-		}
+	if valid, _ := proxy.NodeAddresses(node); len(valid) > 0 {
+		return valid[0]
 	}
 	return netip.Addr{}
 }

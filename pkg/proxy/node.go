@@ -30,6 +30,17 @@ func nodeOf(n *corev1.Node) (plan.Node, error) {
 		}
 		out.PodCIDRs = append(out.PodCIDRs, prefix.Masked())
 	}
+	var invalid, err error
+	out.Addresses, invalid = NodeAddresses(n)
+	out.SNATSources, err = snatSources(n.Annotations[service.AnnotationSNATSources])
+	return out, errors.Join(append(errs, invalid, err)...)
+}
+
+// NodeAddresses returns the internal and then the external addresses of a Node, as in
+// Node.status.addresses. The error names the invalid ones, which are missing.
+func NodeAddresses(n *corev1.Node) ([]netip.Addr, error) {
+	var out []netip.Addr
+	var errs []error
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for _, a := range n.Status.Addresses {
 			if a.Type != kind {
@@ -40,12 +51,10 @@ func nodeOf(n *corev1.Node) (plan.Node, error) {
 				errs = append(errs, fmt.Errorf("status.addresses: %q is not an IP address", a.Address))
 				continue
 			}
-			out.Addresses = append(out.Addresses, addr.Unmap())
+			out = append(out, addr.Unmap())
 		}
 	}
-	var err error
-	out.SNATSources, err = snatSources(n.Annotations[service.AnnotationSNATSources])
-	return out, errors.Join(append(errs, err)...)
+	return out, errors.Join(errs...)
 }
 
 // snatSources parses the annotation.

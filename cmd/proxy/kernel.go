@@ -40,9 +40,9 @@ type machine struct {
 }
 
 // openKernel opens every kernel interface. If one is missing it returns an error that
-// names the fix. A missing family that is not the node's primary one is not served instead. Opening loads ip_vs, ip_set
-// and nf_conntrack_netlink, except those that are among unloaded: of these the kernel has no
-// state, and it can only be read.
+// names the fix. A missing family is not served instead, unless it is the node's primary one.
+// Opening loads ip_vs, ip_set and nf_conntrack_netlink, except those that are among unloaded: of
+// these the kernel has no state, and it can only be read.
 func openKernel(ctx context.Context, cfg *config.Config, unloaded ...string) (*machine, error) {
 	var m machine
 	var errs [4]error

@@ -118,24 +118,25 @@ func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 }
 
 // external returns matches for external clients in filter INPUT and nat PREROUTING. Packets that
-// enter through an outer interface are external, except those of pods if that interface is a bridge
-// that they are attached to: if their range is not known, none are external. Pods of other nodes reach a VIP through their own
-// node; they use this node's node port only by addressing this node. On other interfaces there may
-// be pods outside the configured ranges, or containers of other programs, whose replies return
-// through this node. So only on a node without outer interfaces, packets that are not known to be
-// from a pod are external.
+// enter through an outer interface are external. If pods are attached to that interface, a bridge,
+// their packets are not; without a known range of addresses, none that enter by it are. Pods of
+// other nodes reach a VIP through their own node; they use this node's node port only by addressing
+// this node. On other interfaces there may be pods outside the configured ranges, or containers of
+// other programs, whose replies return through this node. So only on a node without outer interfaces,
+// packets that are not known to be from a pod are external.
 func (r *ruleset) external(n *Node) []string {
 	var out []string
+	pods, byAddress := r.podMatch(n)
+	byAddress = byAddress && strings.HasPrefix(pods, "-s ")
+	bridges := PodBridges(r.cfg, n)
 	for _, link := range r.outerLinks {
 		match := "-i " + link
-		if slices.ContainsFunc(PodBridges(r.cfg, n), func(l routing.Link) bool { return l.Name == link }) {
-			pods, known := r.podMatch(n)
-			if !known || !strings.HasPrefix(pods, "-s ") {
-				continue
-			}
-			match = "! " + pods + " " + match
+		switch hasPods := slices.ContainsFunc(bridges, func(l routing.Link) bool { return l.Name == link }); {
+		case !hasPods:
+			out = append(out, match)
+		case byAddress:
+			out = append(out, "! "+pods+" "+match)
 		}
-		out = append(out, match)
 	}
 	if len(r.outerLinks) > 0 {
 		return out

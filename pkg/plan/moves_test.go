@@ -38,7 +38,7 @@ func TestMovingJumps(t *testing.T) {
 			}
 		}
 	}
-	for which, want := range map[bool][]string{
+	for moving, want := range map[bool][]string{
 		true: {
 			"mangle FORWARD KUBE-IPVS-MSS", // large uploads would hang
 			"mangle FORWARD KUBE-IPVS-RETURN",
@@ -75,8 +75,8 @@ func TestMovingJumps(t *testing.T) {
 			"raw OUTPUT KUBE-IPVS-LOCALHOST", // kube-proxy does not serve node ports there
 		},
 	} {
-		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(moves[which]))); diff != "" {
-			t.Errorf("jumps that move: %t (-want +got):\n%s", which, diff)
+		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(moves[moving]))); diff != "" {
+			t.Errorf("jumps that move: %t (-want +got):\n%s", moving, diff)
 		}
 	}
 }

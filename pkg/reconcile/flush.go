@@ -6,8 +6,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// flush is one pass over the dirty keys and the node's sections. It has the order of writes: its
-// methods call those of the writers and sections, each of which writes one kind of object.
+// flush is one pass over the dirty keys and the node's sections. It determines the order of writes.
+// The writers and the sections write, each one kind of object.
 type flush struct {
 	t          *tables
 	ns         *nodeSections

@@ -19,19 +19,9 @@ import (
 // source, and by which route each request and reply leaves. The oracle does not know routes. kube-proxy
 // does not answer all of these connections either.
 func TestRoutesOfTheNode(t *testing.T) {
-	list, err := load("testdata/networks/second-nic.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := NewProduct(list[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	ours, err := p.Observed(ip.IPv4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	peer, err := KubeProxy(p.scenario, ip.IPv4)
+	network := loadNetwork(t, "second-nic")
+	ours := observed(t, network)
+	peer, err := KubeProxy(network, ip.IPv4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,22 +45,12 @@ func TestRoutesOfTheNode(t *testing.T) {
 // TestPodsOnUplink has pods on the bridge of the default route. Under Local, without an endpoint on the
 // node, they are not dropped like external clients.
 func TestPodsOnUplink(t *testing.T) {
-	list, err := load("testdata/networks/uplink-bridge.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	inv := &list[0].Node.Inventory
+	network := loadNetwork(t, "uplink-bridge")
+	inv := &network.Node.Inventory
 	inv.Links = append(inv.Links,
 		routing.Link{Index: 20, Name: "eth0", Type: "device", Up: true, Master: "cnibr0"},
 		routing.Link{Index: 21, Name: "veth21", Type: "veth", Up: true, Master: "cnibr0"})
-	p, err := NewProduct(list[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := p.Observed(ip.IPv4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := observed(t, network)
 	var e trace.Evaluator
 	for from, drops := range map[string]bool{"10.244.1.45": false, "203.0.113.9": true} {
 		for _, to := range []string{"10.12.115.102:80", "192.168.0.11:30081"} {
@@ -80,6 +60,31 @@ func TestPodsOnUplink(t *testing.T) {
 			}
 		}
 	}
+}
+
+// loadNetwork returns a scenario of testdata/networks. They are apart from the others: the oracle does
+// not hold on these networks.
+func loadNetwork(t *testing.T, name string) *Scenario {
+	t.Helper()
+	list, err := load("testdata/networks/" + name + ".yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list[0]
+}
+
+// observed returns the node of a scenario after a start.
+func observed(t *testing.T, s *Scenario) *trace.Node {
+	t.Helper()
+	p, err := NewProduct(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := p.Observed(ip.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // routes describes the paths of a connection: a line for each endpoint, with the routes of the packets

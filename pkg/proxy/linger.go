@@ -118,8 +118,3 @@ func (l *linger) next() time.Time {
 	}
 	return next
 }
-
-func (l *linger) due(now time.Time) bool {
-	next := l.next()
-	return !next.IsZero() && !now.Before(next)
-}

@@ -51,16 +51,33 @@ func (p *Proxy) nextWake() (next time.Time, ready <-chan struct{}) {
 	sooner(p.collector.restAt())
 	if !p.renew && p.renewAt.IsZero() { // else the node is about to be read anyway
 		sooner(p.linger.next())
+		sooner(p.rereadAt())
 	}
 	return next, ready
 }
+
+// rereadPeriod is how long a change of the node's network that the kernel does not report may go
+// unnoticed; see routing.Netlink.Watch.
+const rereadPeriod = time.Minute
+
+// rereadAt returns when to read the node's network although no change was reported, or zero if that
+// is not necessary. On nodes with ENIs the rules depend on routes to single addresses, whose changes
+// are not reported.
+func (p *Proxy) rereadAt() time.Time {
+	if len(p.modes) == 0 || !p.watched {
+		return time.Time{}
+	}
+	return p.renewed.Add(rereadPeriod)
+}
+
+func due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 // turn runs everything that is due.
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
 	failing := !p.renewAt.IsZero()
 	retry := failing && !now.Before(p.renewAt)
-	p.renew = p.renew || w.node || w.network || retry || !failing && (p.becameMany() || p.linger.due(now))
+	p.renew = p.renew || w.node || w.network || retry || !failing && (p.becameMany() || due(p.linger.next(), now) || due(p.rereadAt(), now))
 	p.changed(ctx, now, &w)
 	if len(p.dirty) > 0 || p.renew {
 		p.Observer.Queued()

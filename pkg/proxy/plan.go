@@ -195,7 +195,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.reconciler.SetNode(p.node)
 	facts := plan.NewFacts(&p.Config, &p.node)
 	changed := plan.DiffFacts(&p.facts, &facts)
-	p.facts = facts
+	p.facts, p.renewed = facts, time.Now()
 	return changed, nil
 }
 

@@ -139,6 +139,7 @@ type Proxy struct {
 	renew    bool                              // read the node's facts again
 	renewAt  time.Time                         // when to retry a failed read of the facts
 	renewing wait.Backoff                      // between these retries
+	renewed  time.Time                         // the last read of the facts
 	lastPass time.Time
 	// largeLeft means that the last pass left large Services to the next one.
 	largeLeft bool

@@ -747,6 +747,33 @@ func TestNewENIIsCheckedSoon(t *testing.T) {
 	})
 }
 
+// TestUnreportedRoute adds a route to a single address by an ENI. The kernel does not report such
+// routes: the rules follow within two minutes.
+func TestUnreportedRoute(t *testing.T) {
+	run(t, nil, func(w *world) {
+		inventory, err := w.node.Routing.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, table := range []int{254, 1003} {
+			name := fmt.Sprintf("eth%d", i)
+			inventory.Links = append(inventory.Links, routing.Link{Index: 2 + i, Name: name, Type: "device", Up: true})
+			inventory.Defaults = append(inventory.Defaults, routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: name})
+		}
+		pod := netip.MustParsePrefix("10.12.192.44/32")
+		inventory.Rules = append(inventory.Rules, routing.Rule{Family: ip.IPv4, Priority: 2000, From: pod, Table: 1003})
+		w.node.Routing.SetInventory(inventory)
+		w.synced()
+		w.sleep(10 * time.Second)
+		peer := netip.MustParsePrefix("198.51.100.7/32")
+		w.node.Routing.AddUnreported(routing.Route{Family: ip.IPv4, Table: 254, Dst: peer, Link: "eth1"})
+		w.sleep(2 * time.Minute)
+		if rules := w.node.NAT[ip.IPv4].Save(); !strings.Contains(rules, peer.Addr().String()) {
+			t.Errorf("no rule has the address:\n%s", rules)
+		}
+	})
+}
+
 // TestCutsAreCounted keeps connections open until their endpoint has not answered for the time of
 // the drain deadline.
 func TestCutsAreCounted(t *testing.T) {

@@ -30,7 +30,8 @@ type cache struct {
 }
 
 // cacheLimit is how long the cache is used. It limits how long Inventory misses what is not
-// reported: routes to single addresses, and the forwarding databases of VXLAN links.
+// reported: routes to single addresses, and the forwarding databases of VXLAN links. On nodes with ENIs,
+// package proxy calls Inventory at least every minute.
 const cacheLimit = time.Minute
 
 // linkTable holds all links by index, DummyLink without addresses. Its elements are not changed,

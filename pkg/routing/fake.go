@@ -122,6 +122,14 @@ func (f *Fake) SetInventory(inv Inventory) {
 	}
 }
 
+// AddUnreported adds a route of Inventory.Direct to a single address, which the kernel adds
+// without a message that Watch reads.
+func (f *Fake) AddUnreported(r Route) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inventory.Direct = append(f.inventory.Direct, r)
+}
+
 // Listeners returns what SetListeners set.
 func (f *Fake) Listeners() ([]Listener, error) {
 	if err := f.OnRead(); err != nil {

@@ -1,6 +1,7 @@
 // Package conntrack deletes entries of the kernel's connection tracking table that
 // translate to endpoints which no longer serve. A UDP client that keeps sending from
 // one port keeps its entry alive, and with it the translation to a removed endpoint.
+// It also reads how long entries still live.
 //
 // Unlike the other kernel packages it has no desired state: packets create the entries. The
 // caller names those to delete.
@@ -12,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
@@ -64,7 +66,8 @@ type raw interface {
 // tracked is an entry with the kernel's identity of it.
 type tracked struct {
 	Entry
-	identity []byte // attributes in the kernel's format; nil in a Fake
+	timeout  time.Duration // until it expires if no further packet arrives
+	identity []byte        // attributes in the kernel's format; nil in a Fake
 }
 
 // client's methods may be called concurrently; they are serialized.
@@ -129,6 +132,32 @@ func (c *client) delete(family ip.Family, index index) (int, error) {
 		}
 	}
 	return deleted, err
+}
+
+// Longest returns the longest time after which an entry that a match selects expires if no further
+// packet arrives, in whole seconds; 0 if it selects none. The match must have an OriginalDst.
+func (c *client) Longest(m Match) (time.Duration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	family, index := ip.Of(m.OriginalDst.Addr()), newIndex([]Match{m})
+	var longest time.Duration
+	err := kernel.Retry(func() error {
+		longest = 0
+		for _, f := range index.filters(family) {
+			list, err := c.raw.dump(family, f, index.selects)
+			if err != nil {
+				return err
+			}
+			for _, entry := range list {
+				longest = max(longest, entry.timeout)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list %s conntrack entries: %w", family, err)
+	}
+	return longest, nil
 }
 
 // filter holds the fields that all wanted entries share. The zero filter passes all entries.

@@ -3,6 +3,7 @@ package conntrack
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,6 +19,9 @@ type Fake struct {
 	// Refuse, if set, is called before each deletion and may return an error that
 	// refuses it.
 	Refuse func(Entry) error
+
+	// Timeout, if set, returns when an entry expires.
+	Timeout func(Entry) time.Duration
 
 	kernel fakeKernel
 }
@@ -86,7 +90,11 @@ func (k *fakeKernel) dump(family ip.Family, f filter, wanted func(Entry) bool) (
 	var found []tracked
 	for _, e := range k.entries {
 		if ip.Of(e.OriginalDst.Addr()) == family && f.passes(e) && wanted(e) {
-			found = append(found, tracked{Entry: e})
+			t := tracked{Entry: e}
+			if k.fake.Timeout != nil {
+				t.timeout = k.fake.Timeout(e)
+			}
+			found = append(found, t)
 		}
 	}
 	return found, nil

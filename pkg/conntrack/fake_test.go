@@ -14,6 +14,12 @@ func openFake(testing.TB) table {
 	return table{&f.client, f.Add, f.Entries}
 }
 
+func TestFakeLongest(t *testing.T) {
+	f := NewFake()
+	f.Timeout = lifetime
+	testLongest(t, table{&f.client, f.Add, f.Entries})
+}
+
 func TestFake(t *testing.T) { testDelete(t, openFake) }
 
 func TestOneDumpForAFamily(t *testing.T) {

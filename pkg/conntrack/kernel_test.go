@@ -19,6 +19,8 @@ import (
 
 func TestKernel(t *testing.T) { testDelete(t, openKernel) }
 
+func TestKernelLongest(t *testing.T) { testLongest(t, openKernel(t)) }
+
 // openKernel moves the test to a new network namespace, where it stays: the thread is
 // never unlocked, so the runtime ends it with the test.
 func openKernel(t testing.TB) table {
@@ -58,7 +60,7 @@ func track(t testing.TB, e Entry) {
 			SrcIP:    e.ReplySrc.Addr().AsSlice(), SrcPort: e.ReplySrc.Port(),
 			DstIP: e.ReplyDst.Addr().AsSlice(), DstPort: e.ReplyDst.Port(),
 		},
-		TimeOut: 1000,
+		TimeOut: uint32(lifetime(e) / time.Second),
 	}
 	if err := netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(flow.FamilyType), flow); err != nil {
 		t.Fatalf("%s: %v", e, err)

@@ -141,7 +141,7 @@ func (s *socket) dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tr
 			entry, err = parseEntry(list)
 		}
 		if err == nil && wanted(entry) {
-			entries = append(entries, tracked{entry, identity(list)})
+			entries = append(entries, tracked{entry, timeout(list), identity(list)})
 		}
 		malformed = err
 		return err == nil
@@ -186,6 +186,16 @@ func parseEntry(list []syscall.NetlinkRouteAttr) (entry Entry, err error) {
 		}
 	}
 	return entry, nil
+}
+
+// timeout returns when an entry expires, 0 if the kernel does not tell.
+func timeout(list []syscall.NetlinkRouteAttr) time.Duration {
+	for _, a := range list {
+		if a.Attr.Type&nl.NLA_TYPE_MASK == nl.CTA_TIMEOUT && len(a.Value) == 4 {
+			return time.Duration(binary.BigEndian.Uint32(a.Value)) * time.Second
+		}
+	}
+	return 0
 }
 
 // identity is the kernel's identity of an entry: the client's tuple, the zone, and an

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -37,6 +38,36 @@ func endpoints(addrs ...string) map[netip.AddrPort]struct{} {
 		m[netip.MustParseAddrPort(a)] = struct{}{}
 	}
 	return m
+}
+
+// lifetime is how long an entry lives in the tests.
+func lifetime(e Entry) time.Duration {
+	return time.Hour + time.Duration(e.OriginalSrc.Port()%10)*time.Minute
+}
+
+func testLongest(t *testing.T, table table) {
+	longest := map[string]Entry{}
+	for _, e := range []Entry{
+		flow(ip.TCP, 1, "10.96.0.1:80", "192.0.2.1:80"), flow(ip.TCP, 3, "10.96.0.1:80", "192.0.2.1:80"), flow(ip.TCP, 2, "10.96.0.1:80", "192.0.2.1:80"),
+		flow(ip.TCP, 4, "10.96.0.1:80", "192.0.2.2:80"), flow(ip.TCP, 5, "10.96.0.2:80", "192.0.2.1:80"), flow(ip.UDP, 6, "10.96.0.1:80", "192.0.2.1:80"),
+		flow(ip.TCP, 7, "[fd00:96::1]:80", "[2001:db8::1]:80"), flow(ip.TCP, 8, "[fd00:96::2]:80", "[2001:db8::1]:80"),
+	} {
+		table.add(e)
+		key := e.Protocol.String() + e.OriginalDst.String() + e.ReplySrc.String()
+		if known, exists := longest[key]; !exists || lifetime(e) > lifetime(known) {
+			longest[key] = e
+		}
+	}
+	for _, e := range longest {
+		got, err := table.client.Longest(Match{Protocol: e.Protocol, OriginalDst: e.OriginalDst, ReplySrc: e.ReplySrc})
+		if want := lifetime(e); err != nil || got > want || got < want-30*time.Second {
+			t.Errorf("%s: %s, %v, want at most %s", e, got, err, want)
+		}
+	}
+	none := Match{Protocol: ip.TCP, OriginalDst: netip.MustParseAddrPort("10.96.0.1:80"), ReplySrc: netip.MustParseAddrPort("192.0.2.3:80")}
+	if got, err := table.client.Longest(none); got != 0 || err != nil {
+		t.Errorf("no entry: %s, %v", got, err)
+	}
 }
 
 func testDelete(t *testing.T, open func(testing.TB) table) {

@@ -5,8 +5,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -27,19 +30,26 @@ type drainer struct {
 // silence tells for how long a draining real server without an endpoint has not answered.
 type silence struct {
 	removed bool             // it has no endpoint; without that, nothing else is set
-	read    bool             // last is set
+	read    bool             // last and answered are set
 	last    ipvs.Connections // as of the last check
+	// answered is as of the last check that found an answer.
+	answered ipvs.Connections
 	// from and to are the first and the last check since its last packet at which clients had
 	// sent some.
 	from, to time.Time
+	// expires is when its longest-lived conntrack entry expired, as of the last check that found an
+	// answer; zero: unknown.
+	expires time.Time
 }
 
-// update notes its connections as of a check.
-func (s *silence) update(now time.Time, is ipvs.Connections) {
+// update notes its connections as of a check. The function returns when the longest-lived conntrack
+// entry of the real server expires, or zero if that is unknown.
+func (s *silence) update(now time.Time, is ipvs.Connections, expires func() time.Time) {
 	was := s.last
 	s.last = is
 	switch {
-	case !s.read || is.Out != was.Out:
+	case !s.read || is.Out != was.Out && !s.onlyErrors(was, is, expires):
+		s.answered = is
 		s.from, s.to = time.Time{}, time.Time{}
 	case is.In != was.In && s.from.IsZero():
 		s.from, s.to = now, now
@@ -47,6 +57,32 @@ func (s *silence) update(now time.Time, is ipvs.Connections) {
 		s.to = now
 	}
 	s.read = true
+}
+
+// retransmissions is the number of packets that a client whose packets are not acknowledged sends
+// between two checks, at most.
+const retransmissions = 8
+
+// onlyErrors reports whether all packets to clients since the last answer were ICMP errors. For the
+// address of a deleted pod, nodes and routers answer with "host unreachable", and IPVS counts that as
+// a packet of the real server (handle_response_icmp in net/netfilter/ipvs/ip_vs_core.c).
+//
+// There are no more errors than packets that cause them, and clients without acknowledgements send
+// few packets. If so, conntrack decides: an acknowledgement restores the long timeout of an
+// established connection, an error does not.
+func (s *silence) onlyErrors(was, is ipvs.Connections, expires func() time.Time) bool {
+	connections := uint32(is.Active + is.Inactive)
+	if is.Out-s.answered.Out > is.In-s.answered.In || is.In-was.In > retransmissions*connections {
+		s.expires = time.Time{}
+		return false
+	}
+	const rounding = 2 * time.Second
+	before, now := s.expires, expires()
+	if !before.IsZero() && !now.IsZero() && now.Sub(before) < rounding {
+		return true
+	}
+	s.expires = now
+	return false
 }
 
 // exceeds reports whether clients have sent packets without an answer for this time. One packet
@@ -184,7 +220,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 				continue
 			}
 			if silence.removed {
-				silence.update(now, conns[dest])
+				silence.update(now, conns[dest], func() time.Time { return r.acknowledgedUntil(key, dest, now) })
 				d.draining[key][dest] = silence
 			}
 			_, unreachable := lost[dest]
@@ -217,6 +253,39 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 func (r *Reconciler) DeleteDrained(now time.Time) (Problems, []Cut) {
 	problems := r.checkDraining(now, r.periods.DrainDeadline, len(r.drainer.draining))
 	return problems, r.drainer.takeCuts()
+}
+
+// unacknowledged is the timeout that conntrack gives connections whose packets are not acknowledged
+// (nf_conntrack_tcp_timeout_unacknowledged and nf_conntrack_tcp_timeout_max_retrans), and
+// establishedTimeout the parameter for other connections.
+const (
+	unacknowledged     = 5 * time.Minute
+	establishedTimeout = "net/netfilter/nf_conntrack_tcp_timeout_established"
+)
+
+// acknowledgedUntil returns when the longest-lived conntrack entry of a real server expires whose
+// packets are acknowledged. If there is none, it is a fixed time in the past. It returns zero if
+// that is unknown: without conntrack, for protocols other than TCP, and if the timeout of established
+// connections is so short that it does not tell.
+func (r *Reconciler) acknowledgedUntil(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Time {
+	address, known := r.marks.addressOf(key)
+	if !known || address.Protocol != ip.TCP || r.kernel.Conntrack == nil {
+		return time.Time{}
+	}
+	parameters, err := r.kernel.Sysctl.Observe([]string{establishedTimeout})
+	seconds, parseErr := strconv.Atoi(parameters[establishedTimeout])
+	if err != nil || parseErr != nil || time.Duration(seconds)*time.Second <= 2*unacknowledged {
+		return time.Time{}
+	}
+	vip := netip.AddrPortFrom(address.Addr, address.Port)
+	longest, err := r.kernel.Conntrack.Longest(conntrack.Match{Protocol: ip.TCP, OriginalDst: vip, ReplySrc: dest})
+	switch {
+	case err != nil:
+		return time.Time{}
+	case longest <= unacknowledged:
+		return time.Unix(0, 0)
+	}
+	return now.Add(longest)
 }
 
 // desiredForDraining returns the desired virtual server that lists the endpoints of key's

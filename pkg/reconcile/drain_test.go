@@ -9,9 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
 // TestDeadlineOfADrainingRealServer has connections that stay open for days. They last while the
@@ -66,6 +68,58 @@ func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	goOn("has not answered for the time of the deadline", 2, 1, 0, false)
 	if n := w.reconciler.drainer.count; n != 0 {
 		t.Errorf("%d draining", n)
+	}
+}
+
+// TestErrorsAreNoAnswers has clients of a deleted pod that get ICMP errors, which IPVS counts as
+// packets of the real server. Connections end at the deadline, unless conntrack shows that somebody
+// acknowledges packets or cannot tell.
+func TestErrorsAreNoAnswers(t *testing.T) {
+	const minutes = 3 * int(deadline/time.Minute)
+	stuck := func(int) time.Duration { return 4 * time.Minute }
+	established := sysctl.State{establishedTimeout: "86400"}
+	for _, tc := range []struct {
+		name       string
+		in, out    uint32 // each minute
+		timeout    func(minute int) time.Duration
+		parameters sysctl.State
+		kept       bool
+	}{
+		{"errors", 1, 1, stuck, established, false},
+		{"errors, beside an idle connection", 1, 1, func(minute int) time.Duration { return 20*time.Hour - time.Duration(minute)*time.Minute }, established, false},
+		{"answers", 1, 1, func(int) time.Duration { return 24*time.Hour - time.Second }, established, true},
+		{"more packets to clients than from them", 1, 2, stuck, established, true},
+		{"an upload", 1000, 500, stuck, established, true},
+		{"short timeouts", 1, 1, stuck, sysctl.State{establishedTimeout: "300"}, true},
+		{"no parameter", 1, 1, stuck, nil, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.now = time.Unix(1e9, 0)
+			k, dest := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
+			w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
+			for key, value := range tc.parameters {
+				w.Sysctl.Set(key, value)
+			}
+			flow := flowTo("10.244.0.9:1000", "10.96.0.1:80", "10.244.0.2:8000")
+			flow.Protocol = ip.TCP
+			w.Conntrack.Add(flow)
+			minute := 0
+			w.Conntrack.Timeout = func(conntrack.Entry) time.Duration { return tc.timeout(minute) }
+			conns := ipvs.Connections{Active: 1}
+			w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
+			for minute = range minutes {
+				w.now = w.now.Add(time.Minute)
+				conns.In, conns.Out = conns.In+tc.in, conns.Out+tc.out
+				w.IPVS.SetConnections(k, dest, conns)
+				if err := w.drain().Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, kept := w.realServers(k)[dest]; kept != tc.kept {
+				t.Errorf("kept: %v", kept)
+			}
+		})
 	}
 }
 

@@ -5,6 +5,7 @@ package reconcile
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -75,6 +76,7 @@ type NativeMarks interface {
 // Conntrack is what this package uses of package conntrack.
 type Conntrack interface {
 	Delete([]conntrack.Match) (int, error)
+	Longest(conntrack.Match) (time.Duration, error)
 }
 
 // Kernel is every part of the kernel that is programmed.

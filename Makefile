@@ -35,6 +35,8 @@ ONLY ?=
 SKIP ?=
 # If not empty, tests that can do less.
 SHORT ?=
+# Tests of `monitoring`, which installs Prometheus.
+MONITORING := ^TestMonitoring$$
 # Tests of `behaviour`: by issue, by case, and under faults. They take too long for `test`.
 BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)|^Test(Churn|ENIChurn|ENIMatrixThreeENIs|MissingKernelParts)$$
 # Tests that `behaviour-short` omits: the longest, of which it runs others of the same kind.
@@ -127,7 +129,7 @@ kind: ## run upstream's sig-network tests on a kind cluster (needs Docker and ki
 test: ## run the unit tests, then the end-to-end tests except those of `behaviour`
 	@$(MAKE) --no-print-directory START=$(START) deps
 	@for part in e2e-parts unit; do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
-	@$(MAKE) --no-print-directory START=$(START) e2e SKIP='$(BEHAVIOUR)'
+	@$(MAKE) --no-print-directory START=$(START) e2e SKIP='$(BEHAVIOUR)|$(MONITORING)'
 
 unit: deps ## run the unit tests (go vet is part of lint)
 	$(call phase,unit tests)
@@ -459,16 +461,22 @@ docs-check: ## fail if a generated file is stale, or a link is dead
 	@$(GO) test -count 1 -run '^(TestDrawings|TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestChainTable|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./hack/drawings ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
 
 .PHONY: monitoring
-monitoring: ## run the queries of the dashboard and the alerts on a real Prometheus (installed with apt-get)
+monitoring: ## run the queries of the dashboard and the alerts on a real Prometheus (installed with apt-get), which is fed by tests and by kube-ipvs in the lab
 	@command -v prometheus >/dev/null || apt-get install -y -qq --no-install-recommends prometheus >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus >/dev/null; }
 	@promtool check rules deploy/chart/files/prometheus-rules.yaml
 	@$(GO) test -count 1 -tags prometheus -run '^TestPrometheus$$' ./deploy
+	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(MONITORING)'
 
 .PHONY: site
 site: ## build the documentation as a site with search in bin/site (installs mkdocs with apt-get)
 	@command -v mkdocs >/dev/null || apt-get install -y -qq mkdocs >/dev/null || { apt-get update -qq && apt-get install -y -qq mkdocs >/dev/null; }
 	@$(GO) test -count 1 -run '^TestLinks$$' ./docs
 	@mkdocs build -q -f hack/site/mkdocs.yml
+
+.PHONY: site-check
+site-check: site ## open each page of the site in a real browser, and search (installs chromium with apt-get)
+	@command -v chromedriver >/dev/null && /usr/bin/python3 -c 'import selenium' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver python3-selenium fonts-dejavu-core >/dev/null; }
+	@/usr/bin/python3 hack/site/browser.py $(CURDIR)/bin/site
 
 FUZZTIME ?= 10m
 # A regular expression that selects targets, such as nat.FuzzParseSave.

@@ -1,2 +1,3 @@
-// Package deploy has no code: its tests check the manifests and the chart.
+// Package deploy has the dashboard and the alerts of the chart, for tests. Its own tests check the
+// manifests and the chart.
 package deploy

@@ -1,14 +1,12 @@
 package deploy
 
 import (
-	"encoding/json"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	componentmetrics "k8s.io/component-base/metrics"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
 )
@@ -19,30 +17,11 @@ const (
 	runbook       = "https://github.com/kube-ipvs/kube-ipvs/blob/main/docs/guides/alerts.md#"
 )
 
-type alert struct {
-	Alert       string            `json:"alert"`
-	Expr        string            `json:"expr"`
-	For         string            `json:"for"`
-	Labels      map[string]string `json:"labels"`
-	Annotations map[string]string `json:"annotations"`
-}
-
-func alerts(t *testing.T) (out []alert) {
+func alerts(t *testing.T) []Alert {
 	t.Helper()
-	var file struct {
-		Groups []struct {
-			Name  string  `json:"name"`
-			Rules []alert `json:"rules"`
-		} `json:"groups"`
-	}
-	if err := yaml.UnmarshalStrict([]byte(read(t, rulesFile)), &file); err != nil {
+	out, err := Alerts()
+	if err != nil {
 		t.Fatal(err)
-	}
-	for _, g := range file.Groups {
-		out = append(out, g.Rules...)
-	}
-	if len(out) == 0 {
-		t.Fatal("no alerts")
 	}
 	return out
 }
@@ -64,30 +43,13 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-type panel struct {
-	ID      int    `json:"id"`
-	Title   string `json:"title"`
-	GridPos struct {
-		H, W, X, Y int
-	} `json:"gridPos"`
-	Targets []struct {
-		RefID string `json:"refId"`
-		Expr  string `json:"expr"`
-	} `json:"targets"`
-}
-
-func panels(t *testing.T) []panel {
+func panels(t *testing.T) []Panel {
 	t.Helper()
-	var dashboard struct {
-		Panels []panel `json:"panels"`
-	}
-	if err := json.Unmarshal([]byte(read(t, dashboardFile)), &dashboard); err != nil {
+	out, err := Panels()
+	if err != nil {
 		t.Fatal(err)
 	}
-	if len(dashboard.Panels) == 0 {
-		t.Fatal("no panels")
-	}
-	return dashboard.Panels
+	return out
 }
 
 // TestPanels checks that no two panels share an ID or a place.

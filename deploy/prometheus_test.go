@@ -43,8 +43,7 @@ func TestPrometheus(t *testing.T) {
 	p.healthy()
 	t.Run("panels", func(t *testing.T) {
 		for _, panel := range panels(t) {
-			for _, target := range panel.Targets {
-				query := strings.NewReplacer("$job", "kube-ipvs", "$instance", ".*").Replace(target.Expr)
+			for _, query := range panel.Queries() {
 				p.eventually(t, panel.Title+" shows nothing: "+query, func() bool { return p.query(query) > 0 })
 			}
 		}

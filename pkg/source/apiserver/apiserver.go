@@ -4,6 +4,7 @@ package apiserver
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,7 +45,8 @@ type Options struct {
 type Source struct {
 	client Client
 	Options
-	mu sync.Mutex // reflectors call concurrently, the sink expects one call at a time
+	mu    sync.Mutex // reflectors call concurrently, the sink expects one call at a time
+	older atomic.Bool
 }
 
 // New creates a source.
@@ -100,10 +102,14 @@ func (s *Source) whenSynced(ctx context.Context, method func(), synced ...<-chan
 // notHeadless selects Services that have a cluster IP.
 var notHeadless = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone)
 
+func (s *Source) servicesOf(namespace string) apiclient.Lister[corev1.Service] {
+	return olderLister{s.client.Services(namespace), &s.older}
+}
+
 // services sets the selectors. A Service that becomes headless, or another proxy's,
 // leaves the selection and is delivered as a deletion.
 func (s *Source) services(store *store[*corev1.Service]) *cache.ListWatch {
-	return listWatch(store.listed, s.client.Services(metav1.NamespaceAll), metav1.ListOptions{
+	return listWatch(store.listed, s.servicesOf(metav1.NamespaceAll), metav1.ListOptions{
 		LabelSelector: service.Selector().String(),
 		FieldSelector: notHeadless.String(),
 	})

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -181,6 +183,42 @@ func TestSelectorsEqualKubeProxy(t *testing.T) {
 			t.Errorf("%s: %s, want %s", resource, got[resource], selector)
 		}
 	}
+}
+
+// TestOldAPIServer runs the source on an API server before 1.31, which refuses a field selector for
+// cluster IPs.
+func TestOldAPIServer(t *testing.T) {
+	client := fake.NewClientset(&corev1.Service{ObjectMeta: meta("web")})
+	refuse := func(selector string) (bool, runtime.Object, error) {
+		if !strings.Contains(selector, "spec.clusterIP") {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewBadRequest(`field label not supported: spec.clusterIP`)
+	}
+	client.PrependReactor("list", "services", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		return refuse(a.(k8stesting.ListAction).GetListRestrictions().Fields.String())
+	})
+	client.PrependWatchReactor("services", func(a k8stesting.Action) (bool, watch.Interface, error) {
+		refused, _, err := refuse(a.(k8stesting.WatchAction).GetWatchRestrictions().Fields.String())
+		return refused, nil, err
+	})
+	sink := make(recorder, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- New(fakeClient{client}, Options{Node: "node1"}).Run(ctx, sink) }()
+	t.Cleanup(func() { cancel(); <-done })
+	if before := sink.await(t, "synced"); !slices.Contains(before, "set service web") {
+		t.Errorf("before synced: %q, want set service web", before)
+	}
+	if _, err := client.CoreV1().Services("default").Create(ctx, &corev1.Service{ObjectMeta: meta("shop")}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	sink.await(t, "set service shop")
+	once := make(recorder, 100)
+	if err := NewListing(fakeClient{client}, "").Load(ctx, once); err != nil {
+		t.Error(err)
+	}
+	once.await(t, "synced")
 }
 
 func TestChangesAndDeletions(t *testing.T) {

@@ -39,7 +39,7 @@ func (s *Source) firstOf(ctx context.Context, namespace string, services *store[
 	if err != nil {
 		return
 	}
-	list, err := apiclient.All(ctx, s.client.Services(namespace), metav1.ListOptions{
+	list, err := apiclient.All(ctx, s.servicesOf(namespace), metav1.ListOptions{
 		ResourceVersion: fromCache, LabelSelector: service.Selector().String(), FieldSelector: serviceFields,
 	})
 	if err != nil {

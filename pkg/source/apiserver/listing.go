@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"context"
+	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -44,7 +45,8 @@ func (l *Listing) Load(ctx context.Context, sink source.Sink) error {
 	if err != nil {
 		return err
 	}
-	services, err := apiclient.All(ctx, l.client.Services(metav1.NamespaceAll), metav1.ListOptions{
+	list := olderLister{l.client.Services(metav1.NamespaceAll), &atomic.Bool{}}
+	services, err := apiclient.All(ctx, list, metav1.ListOptions{
 		ResourceVersion: fromCache, LabelSelector: service.Selector().String(), FieldSelector: notHeadless.String(),
 	})
 	if err != nil {

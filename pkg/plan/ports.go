@@ -10,10 +10,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// mayServe reports whether a Service may use an address and port that was not allocated to it. It
-// rejects the API server's address and port, and the control plane's ports on that address. It also
+// mayServe reports whether a Service may use an address and port that was not allocated to it, for
+// a port with these endpoints. It rejects the API server's address and port, except for a load
+// balancer of the API servers that has it by its status, and the control plane's ports on that address.
+// It also
 // rejects any port on a node address that a process of the node listens on, such as sshd or the
 // kubelet. Other ports on node addresses are allowed: clusters without a load balancer expose
 // Services that way.
@@ -21,9 +24,11 @@ import (
 // Some load balancers add their IPs to an interface of the node (kube-vip, PureLB). There a
 // process that listens on all addresses keeps no port, as under kube-proxy: it is for the
 // node's own addresses.
-func (b *serviceBuilder) mayServe(field string, key ipvs.Key, precedence Precedence) bool {
+func (b *serviceBuilder) mayServe(field string, key ipvs.Key, precedence Precedence, endpoints []service.Endpoint) bool {
 	b.plan.Deps |= OnAPIServer | OnNodeIPs
-	if key.Protocol == ip.TCP && b.facts.APIServer.Has(netip.AddrPortFrom(key.Addr, key.Port)) {
+	at := netip.AddrPortFrom(key.Addr, key.Port)
+	balances := precedence == FromStatus && b.facts.leadToAPIServers(endpoints, at)
+	if key.Protocol == ip.TCP && b.facts.APIServer.Has(at) && !balances {
 		b.reject(field, "%s is the address of the API server", key)
 		return false
 	}
@@ -47,6 +52,14 @@ func (b *serviceBuilder) mayServe(field string, key ipvs.Key, precedence Precede
 		return false
 	}
 	return true
+}
+
+// leadToAPIServers reports whether all endpoints of a Service are API servers at other addresses and
+// ports than its own.
+func (f *Facts) leadToAPIServers(endpoints []service.Endpoint, own netip.AddrPort) bool {
+	return len(endpoints) > 0 && !slices.ContainsFunc(endpoints, func(e service.Endpoint) bool {
+		return e.Addr == own || !f.APIServer.Has(e.Addr)
+	})
 }
 
 // mayBelongToLoadBalancer reports whether an address of the node may be one that a load balancer has

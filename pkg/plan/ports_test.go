@@ -257,3 +257,39 @@ func TestOnePacket(t *testing.T) {
 		}
 	}
 }
+
+// TestLoadBalancerOfTheAPIServers has a Service in front of the API servers, by whose load balancer IP
+// this process reaches them. No other Service may have that address and port.
+func TestLoadBalancerOfTheAPIServers(t *testing.T) {
+	vip := netip.MustParseAddrPort("192.168.0.100:6443")
+	servers := []netip.AddrPort{netip.MustParseAddrPort("192.168.0.1:6443"), netip.MustParseAddrPort("192.168.0.2:6443")}
+	cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "rr", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAuto, ExternalIPs: plan.ClaimAuto}}
+	facts := plan.NewFacts(&cfg, &plan.Node{APIServer: append([]netip.AddrPort{vip}, servers...)})
+	for name, c := range map[string]struct {
+		endpoints []netip.AddrPort
+		external  bool // named by the Service itself
+		serves    bool
+	}{
+		"API servers":     {servers, false, true},
+		"external IP":     {servers, true, false},
+		"also another":    {append([]netip.AddrPort{netip.MustParseAddrPort("10.244.0.9:6443")}, servers...), false, false},
+		"no endpoint":     {nil, false, false},
+		"its own address": {[]netip.AddrPort{vip}, false, false},
+	} {
+		s := service.Service{
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, LoadBalancers: []netip.Addr{vip.Addr()},
+			Ports: []service.Port{{Name: "a", Protocol: ip.TCP, Port: vip.Port()}},
+		}
+		if c.external {
+			s.LoadBalancers, s.ExternalIPs = nil, s.LoadBalancers
+		}
+		for _, e := range c.endpoints {
+			s.Ports[0].Endpoints = append(s.Ports[0].Endpoints, service.Endpoint{Addr: e, Ready: true})
+		}
+		got := plan.ForService(&cfg, &facts, &s)
+		serves := slices.ContainsFunc(got.VirtualServers, func(v plan.VirtualServer) bool { return v.Key.Addr == vip.Addr() })
+		if serves != c.serves || (len(got.Rejected) == 0) != c.serves {
+			t.Errorf("%s: served is %v, rejected %q", name, serves, got.Rejected)
+		}
+	}
+}

@@ -248,7 +248,7 @@ func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps c
 		if slices.Contains(b.service.LoadBalancers, a) {
 			precedence = FromStatus
 		}
-		if b.mayServe("spec.externalIPs", key, precedence) && b.addExternal(key, precedence, eps, false) {
+		if b.mayServe("spec.externalIPs", key, precedence, p.Endpoints) && b.addExternal(key, precedence, eps, false) {
 			b.addMember(set, EntryOf(key))
 			b.claimShared(b.cfg.VIPs.ExternalIPs, b.last())
 		}
@@ -258,7 +258,7 @@ func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps c
 func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.mayServe("status.loadBalancer.ingress", key, FromStatus) && b.addExternal(key, FromStatus, eps, false) {
+		if b.mayServe("status.loadBalancer.ingress", key, FromStatus, p.Endpoints) && b.addExternal(key, FromStatus, eps, false) {
 			b.addMember(LoadBalancer, EntryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, EntryOf(key))

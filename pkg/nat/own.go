@@ -67,7 +67,9 @@ func (o Owned) state(family ip.Family, rules ruleset, stays func(Chain) bool) (S
 					displaced[c] = true
 				}
 			}
-			s.Marks = append(s.Marks, markUses(c, o.others(t.chains[chain], c))...)
+			others := o.others(t.chains[chain], c)
+			s.Marks = append(s.Marks, markUses(c, others)...)
+			s.Translations = append(s.Translations, sourceTranslations(c, others)...)
 		}
 	}
 	return s, displaced

@@ -96,6 +96,8 @@ type State struct {
 	Open []Chain
 	// Marks are the observed foreign rules that use marks. A desired state has none.
 	Marks []MarkUse
+	// Translations are the observed foreign rules that translate sources. A desired state has none.
+	Translations []SourceTranslation
 }
 
 // Unread is a table that iptables cannot list because it contains a rule of nft(8). Our

@@ -10,7 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
-// MarkUse is a rule of another program that sets or matches a packet mark or a connmark.
+// MarkUse is a rule of another program that sets or matches a packet mark or a connmark, or
+// translates the source of packets.
 type MarkUse struct {
 	Chain ID
 	Rule  string // as nft prints it
@@ -21,6 +22,8 @@ type MarkUse struct {
 	// Bits are the bits of the values, those that the rule sets or clears while it keeps others, and
 	// those that it tests.
 	Bits uint32
+	// Translates means that it translates the source of packets without a mark.
+	Translates bool
 }
 
 // Affects reports whether packets of a family pass the rule.
@@ -32,7 +35,7 @@ func (u MarkUse) Affects(f ip.Family) bool {
 // of iptables-nft.
 type MarkReader struct{}
 
-// Observe returns the rules that use marks. It omits those of kube-proxy. It runs nft, in the
+// Observe returns the rules that use marks or translate sources. It omits those of kube-proxy. It runs nft, in the
 // network namespace of the calling thread: once on a node without such tables, and up to twice
 // more for each table. The error is exec.ErrNotFound if nft is not installed.
 func (MarkReader) Observe() ([]MarkUse, error) {
@@ -76,7 +79,7 @@ func usesIn(table string) ([]MarkUse, error) {
 		return out, nil
 	}
 	listing, err := list("-j")
-	if err != nil || !strings.Contains(listing, `"mark"`) {
+	if err != nil || !slices.ContainsFunc([]string{`"mark"`, `"masquerade"`, `"snat"`}, func(word string) bool { return strings.Contains(listing, word) }) {
 		return nil, err
 	}
 	text, err := list("-a")
@@ -90,7 +93,7 @@ func usesIn(table string) ([]MarkUse, error) {
 	return rules.markUses(), nil
 }
 
-// markUses returns the rules that use marks, sorted by chain.
+// markUses returns the rules that use marks or translate sources, sorted by chain.
 func (r *Ruleset) markUses() []MarkUse {
 	var out []MarkUse
 	for _, c := range r.Chains {
@@ -101,7 +104,7 @@ func (r *Ruleset) markUses() []MarkUse {
 					u.add(name, body)
 				}
 			}
-			if u.Bits != 0 {
+			if u.Translates = u.Translates && u.Bits == 0; u.Bits != 0 || u.Translates {
 				out = append(out, u)
 			}
 		}
@@ -115,6 +118,8 @@ func (u *MarkUse) add(name string, body any) {
 	fields, _ := body.(map[string]any)
 	var n numbers
 	switch {
+	case name == "masquerade" || name == "snat":
+		u.Translates = true
 	case name == "match" && isMark(operand(fields["left"])):
 		n.read(fields["left"])
 		n.read(fields["right"])

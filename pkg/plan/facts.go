@@ -42,6 +42,9 @@ type Node struct {
 	// ForeignMarks holds the values of marks that rules of other programs set or match;
 	// sorted. Policy rules of other programs are in Inventory.
 	ForeignMarks map[ip.Family][]uint32
+	// Translations are the sources of packets that rules of other programs translate: networks, or
+	// an invalid prefix for any source; sorted.
+	Translations map[ip.Family][]netip.Prefix
 	// Lingering lists addresses that were removed from an interface moments ago. They count as
 	// node addresses, because a DHCP client may add them again at once.
 	Lingering []netip.Addr

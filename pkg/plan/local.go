@@ -237,10 +237,14 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 //	filter -A KUBE-IPVS-INSIDE -i eth0 -j DROP     (each outer interface)
 //	filter -A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j DROP     (if there are none)
 //
+// If another program may masquerade them, they reach endpoints of other nodes, as under kube-proxy;
+// see masqueradesExternal. Our rules do not masquerade them then.
+//
 // The node's own packets to these addresses are masqueraded, because their source may
 // be the VIP. On a node with endpoints, KUBE-IPVS-SENT does so:
 //
 //	nat    -A KUBE-IPVS-INSIDE -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
+//	nat    -A KUBE-IPVS-INSIDE -i eth0 -j RETURN     (each outer interface, if they are not dropped)
 //	nat    -A KUBE-IPVS-INSIDE -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j KUBE-MARK-MASQ
 func (r *ruleset) externalLocal(n *Node) {
 	if n.marksInternal(r.family) {
@@ -257,16 +261,46 @@ func (r *ruleset) externalLocal(n *Node) {
 	if !r.uses(NoLocalEndpoint) {
 		return
 	}
-	var drop []nat.Rule
-	for _, external := range r.external(n) {
-		drop = append(drop, rule("internal clients only", external, "DROP"))
-	}
-	r.chain(nat.Filter, chainInside, drop...)
 	masquerade := []nat.Rule{rule("source is masqueraded", "-m addrtype --src-type LOCAL", ChainMarkMasq)}
+	if r.dropsExternal(n) {
+		var drop []nat.Rule
+		for _, external := range r.external(n) {
+			drop = append(drop, rule("internal clients only", external, "DROP"))
+		}
+		r.chain(nat.Filter, chainInside, drop...)
+	} else if r.uses(NodePorts) {
+		for _, external := range r.external(n) {
+			masquerade = append(masquerade, rule("internal clients only", external, "RETURN"))
+		}
+	}
 	if r.uses(NodePorts) {
 		masquerade = append(masquerade, rule("source is masqueraded", r.match(NodePorts, "dst,dst"), ChainMarkMasq))
 	}
 	r.chain(nat.NAT, chainInside, masquerade...)
+}
+
+// dropsExternal reports whether external clients are dropped where a Service under
+// externalTrafficPolicy Local has no endpoint on the node.
+func (r *ruleset) dropsExternal(n *Node) bool {
+	return r.uses(NoLocalEndpoint) && !r.masqueradesExternal(n)
+}
+
+// masqueradesExternal reports whether a rule of another program may masquerade external clients on
+// the way to endpoints of other nodes. Network plugins such as flannel have such rules. The reply
+// then returns through the node, so kube-proxy serves these clients even without an endpoint on
+// the node. Rules for sources in the network of an interface that is not an outer one, or among
+// the pods, do not match external clients.
+func (r *ruleset) masqueradesExternal(n *Node) bool {
+	return slices.ContainsFunc(n.Translations[r.family], func(from netip.Prefix) bool {
+		if !from.IsValid() {
+			return true
+		}
+		within := func(p netip.Prefix) bool { return p.Bits() <= from.Bits() && p.Contains(from.Addr()) }
+		isInner := func(l routing.Link) bool {
+			return !slices.Contains(r.outerLinks, l.Name) && slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return within(a.Prefix.Masked()) })
+		}
+		return !slices.ContainsFunc(r.cfg.LocalTraffic.CIDRs, within) && !slices.ContainsFunc(n.PodCIDRs, within) && !slices.ContainsFunc(n.Inventory.Links, isInner)
+	})
 }
 
 // clearMarks writes the chain that clears our marks after IPVS has selected an endpoint and

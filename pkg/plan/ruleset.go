@@ -449,7 +449,7 @@ func (r *ruleset) virtualAddresses(n *Node) {
 		rules = append(rules, rule("no known connection", "-m conntrack --ctstate INVALID", "KUBE-IPVS-INVALID"))
 		r.invalid()
 	}
-	if r.uses(NoLocalEndpoint) {
+	if r.dropsExternal(n) {
 		rules = append(rules, rule("no endpoint on this node", r.match(NoLocalEndpoint, "dst,dst"), chainInside))
 	}
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {

@@ -34,7 +34,8 @@ type nodeSections struct {
 	staleRoutes   map[routing.Route]struct{} // routes of an earlier configuration
 	possibleJumps []nat.Jump                 // see possibleJumps
 	markUses      []nat.MarkUse              // iptables rules of other programs that use marks
-	nativeMarks   []nft.MarkUse              // likewise in nftables
+	translations  []nat.SourceTranslation    // those that translate sources
+	nativeMarks   []nft.MarkUse              // both, of nftables
 	nativeErr     error                      // why nativeMarks could not be read last
 	seen          map[ip.Family]nat.State    // the rules as last observed
 }
@@ -109,10 +110,10 @@ type nodeInput struct {
 
 // SetNode replaces what is known of the node. The next Load or Flush computes the node's
 // desired state from it. It ignores Bound, Uses, Demanding and Started of n, which depend on what
-// has been programmed, and ForeignMarks, which the Reconciler reads.
+// has been programmed, and ForeignMarks and Translations, which the Reconciler reads.
 func (r *Reconciler) SetNode(n plan.Node) {
 	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
-	n.ForeignMarks = r.input.ForeignMarks
+	n.ForeignMarks, n.Translations = r.input.ForeignMarks, r.input.Translations
 	if r.input.known {
 		parameters := r.cached.forgetParameters(r.input.Inventory.Links, n.Inventory.Links)
 		gateways := r.cached.forgetGateways(n.Inventory.Defaults)

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 	"unique"
@@ -81,27 +82,34 @@ func (ns *nodeSections) takeRules(o *observation) {
 		ns.cached.kubeProxy = o.kubeProxy
 	}
 	ns.cached.leftovers = o.leftovers
-	ns.markUses = nil
+	ns.markUses, ns.translations = nil, nil
 	for _, family := range ns.cfg.Families {
 		ns.markUses = append(ns.markUses, o.nat[family].Marks...)
+		ns.translations = append(ns.translations, o.nat[family].Translations...)
 		ns.refusedDemands(o.nat[family].Omitted)
 	}
 	if ns.nativeErr = o.nativeErr; o.nativeErr == nil {
 		ns.nativeMarks = o.native
 	}
-	ns.setForeignMarks()
+	ns.setForeign()
 }
 
-// setForeignMarks updates the node's ForeignMarks from markUses and nativeMarks.
-func (ns *nodeSections) setForeignMarks() {
-	marks := map[ip.Family][]uint32{}
+// setForeign updates what the node knows of other programs' rules: ForeignMarks and Translations.
+func (ns *nodeSections) setForeign() {
+	marks, translations := map[ip.Family][]uint32{}, map[ip.Family][]netip.Prefix{}
 	for _, u := range ns.markUses {
 		marks[u.Chain.Family] = append(marks[u.Chain.Family], u.Values()...)
+	}
+	for _, t := range ns.translations {
+		translations[t.Chain.Family] = append(translations[t.Chain.Family], t.From)
 	}
 	for _, u := range ns.nativeMarks {
 		for _, family := range ns.cfg.Families {
 			if u.Affects(family) {
 				marks[family] = append(marks[family], u.Values...)
+				if u.Translates {
+					translations[family] = append(translations[family], netip.Prefix{})
+				}
 			}
 		}
 	}
@@ -109,8 +117,12 @@ func (ns *nodeSections) setForeignMarks() {
 		slices.Sort(values)
 		marks[family] = slices.Compact(values)
 	}
-	if !maps.EqualFunc(marks, ns.input.ForeignMarks, slices.Equal) {
-		ns.input.ForeignMarks, ns.input.stale = marks, true
+	for family, from := range translations {
+		slices.SortFunc(from, netip.Prefix.Compare)
+		translations[family] = slices.Compact(from)
+	}
+	if !maps.EqualFunc(marks, ns.input.ForeignMarks, slices.Equal) || !maps.EqualFunc(translations, ns.input.Translations, slices.Equal) {
+		ns.input.ForeignMarks, ns.input.Translations, ns.input.stale = marks, translations, true
 	}
 }
 

@@ -38,8 +38,8 @@ func TestFiguresOfTheREADME(t *testing.T) {
 			added(adds("kube-ipvs")[2]), added(adds(ipvs)[2]), added(adds(nftables)[2])},
 		"instructions that a ClusterIP adds to a new connection, on such a node": {
 			added(adds("kube-ipvs")[1]), added(adds(ipvs)[1]), added(adds(nftables)[1])},
-		"connections that work with kube-proxy's IPVS mode but fail here, beside CNIs, policy engines and firewalls": {
-			neighbours(t), "none by definition", "not run"},
+		"of the connections tested beside CNIs, policy engines and firewalls, those worse than with kube-proxy's IPVS mode": {
+			neighbours(t), "0 by definition", "not run"},
 	}
 	for name, figures := range want {
 		if !slices.Equal(found[name], figures) {

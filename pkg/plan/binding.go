@@ -16,7 +16,7 @@ import (
 // bindings assigns to the primary interface and to each ENI its previous value or a free one, and
 // the first value to a primary interface that had none. It never assigns a value that conflicts with
 // another program's marks. ENIs are left out once the values run out. There are no bindings if the
-// primary interface has no value. With reserve, no further ENI gets the value of branches.
+// primary interface has no value. With reserve, no ENI newly gets the value of branches (branchMark).
 //
 // The primary interface stays bound once there was an ENI: an ENI that is set down
 // and up again, for example to be renamed, is briefly not recognized as one. If a
@@ -24,11 +24,11 @@ import (
 // kernel would drop the flow's conntrack entry (nf_nat_oif_changed).
 func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool) []Binding {
 	a := assignment{cfg: cfg, node: n, family: family, taken: map[uint32]bool{}}
-	main := primaryLink(&n.Inventory, family)
-	if main == "" || len(found) == 0 && !slices.ContainsFunc(n.Bound, a.isPrimary) {
+	primary := primaryLink(&n.Inventory, family)
+	if primary == "" || len(found) == 0 && !slices.ContainsFunc(n.Bound, a.isPrimary) {
 		return nil
 	}
-	out := []Binding{{Family: family, Link: main, Index: linkIndex(&n.Inventory, main), Table: routing.TableMain, Mark: a.previousOfPrimary()}}
+	out := []Binding{{Family: family, Link: primary, Index: linkIndex(&n.Inventory, primary), Table: routing.TableMain, Mark: a.previousOfPrimary()}}
 	a.taken[out[0].Mark] = true
 	for _, e := range found {
 		b := Binding{Family: family, Link: e.Link, Index: linkIndex(&n.Inventory, e.Link), Table: e.Table}
@@ -51,8 +51,8 @@ func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool)
 	return slices.DeleteFunc(out, func(b Binding) bool { return b.Mark == 0 })
 }
 
-// MergeBindings merges the bindings of a new plan into the earlier ones. An earlier binding
-// is dropped if its value or its interface is bound anew.
+// MergeBindings returns the bindings of a new plan, and the earlier ones whose value and interface
+// none of the new ones has.
 func MergeBindings(earlier, now []Binding) []Binding {
 	out := slices.Clone(now)
 	for _, b := range earlier {
@@ -72,7 +72,7 @@ type assignment struct {
 	taken  map[uint32]bool // by present interfaces
 }
 
-// value returns the i-th mark.
+// value returns the i-th value, for i from 1.
 func (a *assignment) value(i int) uint32 { return deposit(uint32(i), a.cfg.SNAT.Mark) }
 
 // isPrimary reports whether a binding is that of the primary interface.
@@ -125,13 +125,13 @@ func (a *assignment) ifAvailable(mark uint32) uint32 {
 	return mark
 }
 
-// candidates limits how many values are tried for an interface.
-const candidates = 1 << 10
+// maxValues limits how many values are tried for an interface: a wide mask has millions.
+const maxValues = 1 << 10
 
 // free takes and returns the lowest available value, or 0 if there is none. It prefers values that
 // no interface had before, because flows of a removed interface may still carry them.
 func (a *assignment) free() uint32 {
-	last := min(1<<bits.OnesCount32(a.cfg.SNAT.Mark)-1, candidates)
+	last := min(1<<bits.OnesCount32(a.cfg.SNAT.Mark)-1, maxValues)
 	for _, mayBeUsed := range []bool{false, true} {
 		for i := 1; i <= last; i++ {
 			if m := a.ifAvailable(a.value(i)); m != 0 && (mayBeUsed || !a.used(m)) {
@@ -165,7 +165,7 @@ func hasConflictingValue(cfg *Config, n *Node, family ip.Family) bool {
 	if conflictsWithMarks(cfg, n, family, cfg.SNAT.Mark) {
 		return true
 	}
-	for i := 1; i <= min(1<<bits.OnesCount32(cfg.SNAT.Mark)-1, candidates); i++ {
+	for i := 1; i <= min(1<<bits.OnesCount32(cfg.SNAT.Mark)-1, maxValues); i++ {
 		if conflictsWithMarks(cfg, n, family, deposit(uint32(i), cfg.SNAT.Mark)) {
 			return true
 		}
@@ -178,11 +178,12 @@ func (a *assignment) used(mark uint32) bool {
 	return a.remembered(mark) || slices.ContainsFunc(a.ourRules(), func(r routing.Rule) bool { return r.Mark == mark })
 }
 
+// remembered reports whether an interface has or had the value since the process started.
 func (a *assignment) remembered(mark uint32) bool {
 	return slices.ContainsFunc(a.node.Bound, func(b Binding) bool { return b.Family == a.family && b.Mark == mark })
 }
 
-// ourRules returns the policy rules of an earlier plan that the kernel still has.
+// ourRules returns the policy rules of ENIs from an earlier plan that the kernel still has.
 func (a *assignment) ourRules() []routing.Rule {
 	return filter(a.node.Inventory.Rules, func(r routing.Rule) bool {
 		return r.Family == a.family && r.Priority == a.cfg.SNAT.Priority && r.Mask == a.cfg.SNAT.Mark && !r.To.IsValid() && !r.Other && r.Table != routing.TableMain

@@ -31,7 +31,7 @@ type Config struct {
 	LocalTraffic   LocalTraffic
 
 	NodePortAddresses NodePortAddresses
-	ExcludeCIDRs      []netip.Prefix // a virtual server in these ranges is foreign unless one of our sets lists it; Services there are served
+	ExcludeCIDRs      []netip.Prefix // a virtual server in these ranges is ours only if a set lists its address and port; Services there are served
 	StrictARP         bool
 	UDPDrain          bool // endpoints that are terminating but still serving keep their UDP flows
 	// LeaveToInputPolicy leaves Service traffic to the policy of filter INPUT instead of
@@ -117,10 +117,10 @@ const (
 	// ClaimRoute also makes the whole VIP local, by a route. To add an address the
 	// kernel walks all addresses of the interface; to add a route it does not.
 	ClaimRoute ClaimMode = "route"
-	// ClaimAuto is, for cluster IPs, ClaimAddress while addresses are cheap, then ClaimRoute. For
-	// other VIPs it is ClaimRoute, not ClaimAddress, because SCTP announces every IPv6 address of
-	// the node to its peer. There are two exceptions: packets from pods and the node to ports
-	// without a Service leave the node, and an address of another node is claimed by ClaimPort.
+	// ClaimAuto is, for cluster IPs, ClaimAddress while addresses are cheap, then ClaimRoute.
+	// Other VIPs get ClaimPort if they are addresses of other nodes, else ClaimRoute, with which
+	// packets from pods and the node to ports without a Service leave the node. They do not get
+	// ClaimAddress, because SCTP announces every IPv6 address of the node to its peer.
 	ClaimAuto ClaimMode = "auto"
 	// ClaimPort makes only the ports of Services local and leaves the others to the
 	// device that has the address.

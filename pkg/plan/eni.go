@@ -164,11 +164,10 @@ func linkAddress(inv *routing.Inventory, link string, family ip.Family) netip.Ad
 	return netip.Addr{}
 }
 
-// hasOtherNetwork reports whether an address is one of an interface that has another one, of the same
-// family and of global scope, in another network. Hosts of that network may have no route to the
-// first.
+// hasOtherNetwork reports whether an interface has the address a and, in another network, a second
+// global address of the same family. Hosts of that network may have no route to a.
 func hasOtherNetwork(inv *routing.Inventory, link string, a netip.Addr) bool {
-	var of, others []netip.Prefix
+	var own, others []netip.Prefix
 	for _, l := range inv.Links {
 		if l.Name != link {
 			continue
@@ -176,13 +175,13 @@ func hasOtherNetwork(inv *routing.Inventory, link string, a netip.Addr) bool {
 		for _, b := range l.Addresses {
 			switch p := b.Prefix; {
 			case p.Addr() == a:
-				of = append(of, p.Masked())
+				own = append(own, p.Masked())
 			case b.Global && !b.Secondary && ip.Of(p.Addr()) == ip.Of(a):
 				others = append(others, p.Masked())
 			}
 		}
 	}
-	return len(of) > 0 && slices.ContainsFunc(others, func(p netip.Prefix) bool { return !p.Overlaps(of[0]) })
+	return len(own) > 0 && slices.ContainsFunc(others, func(p netip.Prefix) bool { return !p.Overlaps(own[0]) })
 }
 
 func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
@@ -191,7 +190,7 @@ func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
 
 // Paths describes how traffic of one family takes the same path in both directions.
 type Paths struct {
-	// SNAT lists the interfaces whose SNAT source the kernel must not choose.
+	// SNAT lists the ENIs on which a rule sets the SNAT source, instead of the kernel.
 	SNAT []ENI
 	// ReplyRouted lists sources whose masqueraded flows are bound to the primary interface
 	// instead, in both directions.
@@ -211,8 +210,7 @@ type Paths struct {
 	// Direct holds, for interfaces of Bound other than the primary one, the networks that the main
 	// table routes over the interface, and over no other. Their clients need no binding.
 	Direct map[string][]netip.Prefix
-	// ByMain lists such interfaces over which the main table has so many routes that it decides for
-	// all clients.
+	// ByMain lists interfaces with too many such networks (maxDirect): none of their clients is bound.
 	ByMain []string
 	// Strays are the ENIs that must not send packets bound to the primary interface.
 	Strays []Stray
@@ -274,25 +272,26 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 	return p
 }
 
-// withGateways returns the interfaces that need a binding besides the primary one.
-func withGateways(found []ENI, more []Gateway) []ENI {
+// withGateways returns the interfaces that need a binding besides the primary one. Those of gateways
+// are returned as ENIs without sources.
+func withGateways(found []ENI, gateways []Gateway) []ENI {
 	out := slices.Clone(found)
-	for _, g := range more {
+	for _, g := range gateways {
 		out = append(out, ENI{Link: g.Link, Table: g.Table})
 	}
 	return out
 }
 
-// Diverted lists the addresses whose packets policy rules of other programs route by another
-// interface than the primary one, behind our rules. If All, other packets may be as well.
+// Diverted describes packets that policy rules of other programs, evaluated after ours, route by
+// another interface than the primary one: those from Sources or, if All, possibly any.
 type Diverted struct {
 	Sources []netip.Prefix
 	All     bool
 }
 
-// diverted examines the policy rules behind ours, except those for other input interfaces, and those
-// whose table has no default route by another interface than the primary one: what they decide for
-// single networks, such as a VPN's, stays as it is without us.
+// diverted examines the policy rules after ours. It skips rules for other input interfaces. It also
+// skips rules whose table has no default route by another interface than the primary one: such a
+// table is for single networks, such as a VPN's, and keeps deciding for them.
 func diverted(cfg *Config, n *Node, family ip.Family) Diverted {
 	var d Diverted
 	for _, r := range n.Inventory.Rules {

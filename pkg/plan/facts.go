@@ -94,7 +94,7 @@ type Facts struct {
 	ClientPorts      []routing.PortRange
 	DummyListeners   sets.Set[routing.Listener] // sockets on an address of a dummy interface; see servedOnDummy
 	APIServer        sets.Set[netip.AddrPort]
-	UnreachableNodes []string             // unreachable nodes
+	UnreachableNodes []string             // names; sorted
 	Peers            sets.Set[netip.Addr] // addresses of other nodes, as far as routes show them
 }
 
@@ -134,7 +134,7 @@ func NewFacts(cfg *Config, n *Node) Facts {
 		NodeIPs:          sets.New(linkAddresses(n)...),
 		PreferRoutes:     n.Services > AddressesAtMost,
 
-		Listeners:   sets.New(servers(n.Listeners, n.ClientPorts)...),
+		Listeners:   sets.New(serverSockets(n.Listeners, n.ClientPorts)...),
 		ClientPorts: n.ClientPorts,
 		APIServer:   sets.New(n.APIServer...),
 		Peers:       sets.New(n.Inventory.Peers...),

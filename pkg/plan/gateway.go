@@ -42,8 +42,9 @@ func gateways(cfg *Config, n *Node, family ip.Family, found []ENI) []Gateway {
 	return out
 }
 
-// mayReach reports whether a gateway may be that of an interface's network. Several interfaces may
-// have one MAC address: VLANs, and the members of a bond.
+// mayReach reports whether an interface may lead to a gateway. VLANs and the members of a bond may
+// share a MAC address. So members are skipped, and a gateway that is configured only by MAC address
+// must be link-local or in a network of the interface.
 func mayReach(cfg *Config, l *routing.Link, via netip.Addr) bool {
 	if l.Master != "" {
 		return false

@@ -2,8 +2,8 @@ package plan
 
 import "slices"
 
-// OwnPrefix begins the names of chains and sets that kube-proxy does not have, except
-// VIPAddresses and KUBE-IPVS-FILTER. Our other names are kube-proxy's in IPVS mode.
+// OwnPrefix begins the names of our own chains and sets. Of kube-proxy's names, VIPAddresses,
+// ChainIPVSFilter and ChainIPVSOutFilter begin with it too. Our other names are those of its IPVS mode.
 const OwnPrefix = "KUBE-IPVS-"
 
 // ServiceChainPrefixes begin the names of the chains that kube-proxy writes for single Services
@@ -35,7 +35,7 @@ const (
 	ChainIPVSFilter   = "KUBE-IPVS-FILTER"
 )
 
-// Our own chains that more than one function names. A chain that a single function writes and
+// Our own chains that several functions refer to. A chain that a single function writes and
 // jumps to is a literal there.
 const (
 	chainClaim     = "KUBE-IPVS-CLAIM"

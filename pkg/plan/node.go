@@ -24,10 +24,10 @@ type NodePlan struct {
 	Demands []string
 	// Chains lists every chain that NAT has when all sets are in use; sorted.
 	Chains []nat.Chain
-	// Variants are NAT with other sets in use. For any sets in use, each rule is in at least one
-	// variant, and NAT has every rule that all variants share. It is empty if Node.Started.
+	// Variants are NAT with other sets in use. Together they have every rule that NAT can have, and
+	// every rule that all of them have is in NAT whatever sets are in use. Empty if Node.Started.
 	Variants []nat.State
-	Rules    []routing.Rule
+	Rules    []routing.Rule // policy rules
 	// Routes are those of Gateways, for tables that Rules look up.
 	Routes []routing.Route
 	// Loopback is for the node ports of the loopback address.
@@ -79,7 +79,7 @@ func addVariants(plan *NodePlan, cfg *Config, n *Node, facts *Facts, paths map[i
 	}
 }
 
-// natWith returns the rules that the node has if the given sets are in use.
+// natWith returns NAT for the given sets in use, with all placeholder rules.
 func natWith(cfg *Config, n *Node, facts *Facts, paths map[ip.Family]Paths, uses SetsInUse) nat.State {
 	variant, p := *n, NodePlan{NAT: nat.State{Chains: map[nat.Chain][]nat.Rule{}}}
 	variant.Uses, variant.Demanding = uses, true
@@ -102,8 +102,8 @@ func without(uses SetsInUse, set SetName) SetsInUse {
 }
 
 // addReroute disables the second route lookup of replies (snat_reroute) while it cannot change
-// their route, and enables it otherwise. It does not set the parameter, as kube-proxy does not, if
-// the process does not learn of route changes or could not enable it again. Policy rules of this
+// their route, and enables it otherwise. If the process does not learn of route changes, or could
+// not enable it again, it leaves the parameter unset, as kube-proxy does. Policy rules of this
 // plan need the lookup, even before the Inventory has them. Exceptions are rules that skip table
 // local or look up the table of claimed VIPs: these tables have no route for replies to other
 // hosts.

@@ -21,9 +21,9 @@ import (
 // kubelet. Other ports on node addresses are allowed: clusters without a load balancer expose
 // Services that way.
 //
-// Some load balancers add their IPs to an interface of the node (kube-vip, PureLB). There a
-// process that listens on all addresses keeps no port, as under kube-proxy: it is for the
-// node's own addresses.
+// Some load balancers add their IPs to an interface of the node (kube-vip, PureLB). On such an
+// address only a process that listens on exactly this address keeps its port. One that listens on
+// all addresses is for the node's own addresses, as under kube-proxy.
 func (b *serviceBuilder) mayServe(field string, key ipvs.Key, precedence Precedence, endpoints []service.Endpoint) bool {
 	b.plan.Deps |= OnAPIServer | OnNodeIPs
 	at := netip.AddrPortFrom(key.Addr, key.Port)
@@ -73,7 +73,7 @@ func (f *Facts) mayBelongToLoadBalancer(a netip.Addr) bool {
 // as under kube-proxy.
 var controlPlanePorts = []uint16{2379, 2380, 10250, 10257, 10259}
 
-// isAPIServer reports whether the API server is reached at an address.
+// isAPIServer reports whether the API server has an address, on any port.
 func (f *Facts) isAPIServer(a netip.Addr) bool {
 	for at := range f.APIServer {
 		if at.Addr() == a {
@@ -83,9 +83,9 @@ func (f *Facts) isAPIServer(a netip.Addr) bool {
 	return false
 }
 
-// servers returns the sockets that belong to servers: all except UDP sockets that are bound to all
-// addresses and have a port that the kernel gives to clients.
-func servers(list []routing.Listener, clients []routing.PortRange) []routing.Listener {
+// serverSockets returns the sockets that do not belong to clients. A UDP socket belongs to a client
+// if it is bound to all addresses and has a port that the kernel gives to clients.
+func serverSockets(list []routing.Listener, clients []routing.PortRange) []routing.Listener {
 	return filter(list, func(l routing.Listener) bool {
 		return l.Protocol != ip.UDP || !l.Addr.IsUnspecified() ||
 			!slices.ContainsFunc(clients, func(r routing.PortRange) bool { return r.Has(l.Port) })
@@ -112,9 +112,9 @@ func (b *serviceBuilder) reject(field, format string, args ...any) {
 }
 
 // loopbackListeners returns the sockets that accept connections on the loopback
-// address: those bound to it and, if they are not of clients, those bound to all addresses.
+// address: those bound to it or, except for sockets of clients, to all addresses.
 func loopbackListeners(list []routing.Listener, clients []routing.PortRange) sets.Set[routing.Listener] {
-	return sets.New(filter(servers(list, clients), func(l routing.Listener) bool {
+	return sets.New(filter(serverSockets(list, clients), func(l routing.Listener) bool {
 		return l.Addr.IsLoopback() || l.Addr.IsUnspecified()
 	})...)
 }

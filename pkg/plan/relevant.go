@@ -6,26 +6,26 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Relevant returns the node without the interfaces that have no effect on ForNode: most of those of
-// pods. A pod that starts changes the node, but often not what this returns.
+// Relevant returns the node without the interfaces that have no effect on ForNode, which are most of
+// those of pods. So a pod that starts rarely changes the result.
 func Relevant(cfg *Config, n *Node) Node {
-	out, ports := *n, map[string]bool{} // bridges to which a veth is attached
+	out, withVeth := *n, map[string]bool{} // bridges to which a veth is attached
 	named := namedLinks(cfg, n)
 	out.Inventory.Links = slices.DeleteFunc(slices.Clone(n.Inventory.Links), func(l routing.Link) bool {
-		if l.Type != "veth" || named[l.Name] || named[l.MAC] || slices.ContainsFunc(l.Addresses, counts) {
+		if l.Type != "veth" || named[l.Name] || named[l.MAC] || slices.ContainsFunc(l.Addresses, matters) {
 			return false
 		}
 		// The plan depends on whether a bridge has a veth, and whether all its ports are veths.
-		further := l.Master == "" || ports[l.Master]
-		ports[l.Master] = true
-		return further
+		first := l.Master != "" && !withVeth[l.Master]
+		withVeth[l.Master] = true
+		return !first
 	})
 	return out
 }
 
-// counts reports whether the plan may depend on an address of an interface: on any except those
+// matters reports whether the plan may depend on an address of an interface: on any except those
 // that the kernel gives each interface for IPv6.
-func counts(a routing.Address) bool {
+func matters(a routing.Address) bool {
 	return a.Global || a.Prefix.Addr().Is4() || !a.Prefix.Addr().IsLinkLocalUnicast()
 }
 

@@ -34,7 +34,8 @@ func RuleWarnings(family ip.Family, s nat.State) []string {
 }
 
 // byCause groups omitted rules by the extension or set that they lack. Each group gets one
-// warning: without xt_set, a hundred rules are omitted.
+// warning: without xt_set, a hundred rules are omitted. A rule gets a warning of its own if no other
+// lacks the same, if the whole rule is refused, or if another rule is written in its place.
 func byCause(omitted []nat.OmittedRule) (single []nat.OmittedRule, groups map[string][]nat.OmittedRule) {
 	groups = map[string][]nat.OmittedRule{}
 	for _, l := range omitted {

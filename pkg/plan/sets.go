@@ -12,7 +12,7 @@ import (
 // that begin with KUBE-IPVS-. KUBE-IPVS-IPS is kube-proxy's too.
 type SetName string
 
-// The sets that rules match, and Draining.
+// The sets that rules match or add members to, and Draining.
 const (
 	LoopBack           SetName = "KUBE-LOOP-BACK"                 // endpoint, port, endpoint: a pod that reaches itself
 	ClusterIP          SetName = "KUBE-CLUSTER-IP"                // cluster IPs by port

@@ -156,11 +156,11 @@ func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
 // reversePathConflicts finds strict reverse-path checks that break a feature and that the
 // administrator must relax. Only IPv4 has them.
 func reversePathConflicts(cfg *Config, n *Node, have sysctl.State) []string {
-	o := reversePathFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: primaryLink(&n.Inventory, ip.IPv4)}
+	o := reversePathFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), primary: primaryLink(&n.Inventory, ip.IPv4)}
 	if len(o.paths.Bound) > 0 || len(o.paths.Branches) > 0 {
 		o.checkReplyRouting()
 	}
-	if slices.Contains(cfg.Families, ip.IPv4) && o.main != "" {
+	if slices.Contains(cfg.Families, ip.IPv4) && o.primary != "" {
 		found := enis(cfg, n, ip.IPv4)
 		for _, e := range withGateways(found, gateways(cfg, n, ip.IPv4, found)) {
 			o.checkUnbound(e)
@@ -198,12 +198,12 @@ func watchedSocketMarks(cfg *Config, n *Node, family ip.Family) []string {
 }
 
 type reversePathFinder struct {
-	cfg   *Config
-	node  *Node
-	have  sysctl.State
-	paths Paths
-	main  string
-	out   []string
+	cfg     *Config
+	node    *Node
+	have    sysctl.State
+	paths   Paths
+	primary string
+	out     []string
 }
 
 func (o *reversePathFinder) warnf(format string, args ...any) {
@@ -242,7 +242,7 @@ func (o *reversePathFinder) checkReplyRouting() {
 		}
 	}
 	if o.have[SNATReroute] == "0" {
-		o.warnf("replies to packets that entered by an ENI leave by %s: %s is 0 and cannot be set", o.main, SNATReroute)
+		o.warnf("replies to packets that entered by an ENI leave by %s: %s is 0 and cannot be set", o.primary, SNATReroute)
 	}
 }
 
@@ -261,8 +261,8 @@ func (o *reversePathFinder) checkUnbound(e ENI) {
 	}
 	own := linkAddress(&o.node.Inventory, e.Link, ip.IPv4)
 	masqueraded := o.cfg.SNAT.Mode == SNATOff || o.cfg.SNAT.Mode == SNATSource && !e.SNAT.IsValid()
-	if key := o.strictParameter(o.main); key != "" && masqueraded && (!own.IsValid() || onOtherLink(&o.node.Inventory, e.Link, own)) {
-		o.warnf("the reverse-path check of %s drops replies to pods of %s, which has no address of its own for masquerading: %s is 1, and %s", o.main, e.Link, key, why)
+	if key := o.strictParameter(o.primary); key != "" && masqueraded && (!own.IsValid() || onOtherLink(&o.node.Inventory, e.Link, own)) {
+		o.warnf("the reverse-path check of %s drops replies to pods of %s, which has no address of its own for masquerading: %s is 1, and %s", o.primary, e.Link, key, why)
 	}
 }
 

@@ -15,10 +15,10 @@ import (
 // A policy rule by input interface ("from all iif vlan1 lookup 101") routes a pod's traffic past
 // the main table. AWS VPC CNI writes such rules, at priority 10, for pods with security groups in
 // strict mode, and moves the rule of table local behind them, to 20. The pod's own route exists
-// only in table 101. Three things break, because the routes are looked up without an input
-// interface. IPVS never sees the pod's requests. The packets that IPVS forwards for the pod leave
-// through the main table, with a source that the network rejects. Replies are not routed to the
-// pod.
+// only in table 101. Three things break. IPVS never sees the pod's requests, because table 101 routes
+// them out of the node. IPVS looks up routes without an input interface. So the packets that it
+// forwards for the pod leave through the main table, with a source that the network rejects, and
+// replies are not routed to the pod.
 //
 // Requests of such pods for a Service are therefore bound to one value of the reply
 // mark, shared by all these pods. docs/concepts/eni.md shows the path of a connection:
@@ -41,13 +41,13 @@ type Branch struct {
 // a CNI's rules for pods of this node, before the main table.
 const forwardedRulePriority = 32760
 
-// branches returns the branches of one family in the order of the policy rules, or none
-// if reply routing is off.
+// branches returns the branches of one family in the order of the policy rules. It returns none
+// if reply routing is off or has too few bits for another value.
 func branches(cfg *Config, n *Node, family ip.Family) []Branch {
 	if cfg.SNAT.Mode != SNATAuto && cfg.SNAT.Mode != SNATFWMark || bits.OnesCount32(cfg.SNAT.Mark) < 2 || len(n.Inventory.Attached) == 0 {
 		return nil
 	}
-	f := branchFinder{node: n, family: family, main: primaryLink(&n.Inventory, family), outer: outerLinks(cfg, n, family), enis: enis(cfg, n, family)}
+	f := branchFinder{node: n, family: family, primary: primaryLink(&n.Inventory, family), outer: outerLinks(cfg, n, family), enis: enis(cfg, n, family)}
 	var out []Branch
 	for _, r := range n.Inventory.Rules {
 		known := slices.ContainsFunc(out, func(b Branch) bool { return b.Link == r.IIf })
@@ -59,11 +59,11 @@ func branches(cfg *Config, n *Node, family ip.Family) []Branch {
 }
 
 type branchFinder struct {
-	node   *Node
-	family ip.Family
-	main   string
-	outer  []string
-	enis   []ENI
+	node    *Node
+	family  ip.Family
+	primary string
+	outer   []string
+	enis    []ENI
 }
 
 // branch returns the branch that a rule creates, and false if the rule routes no pods.
@@ -74,11 +74,11 @@ func (f *branchFinder) branch(r routing.Rule) (Branch, bool) {
 		return Branch{}, false
 	}
 	at := slices.IndexFunc(inv.Defaults, func(d routing.Route) bool { return d.Family == f.family && d.Table == r.Table && !d.Local })
-	if f.main == "" || at < 0 {
+	if f.primary == "" || at < 0 {
 		return Branch{}, false
 	}
 	b := Branch{Link: r.IIf, Out: inv.Defaults[at].Link, Table: r.Table}
-	if b.Out == f.main || b.Out == b.Link {
+	if b.Out == f.primary || b.Out == b.Link {
 		return Branch{}, false
 	}
 	for _, a := range inv.Attached {

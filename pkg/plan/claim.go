@@ -69,9 +69,10 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 
 // claimShared claims a load balancer IP or external IP, whose other ports may belong to
 // another device. It skips an address of a node interface, so that SSH and port 6443
-// keep working there (kubernetes#114815). If it is not the Node's own address, another program may
-// move it to another node at any time. A route then keeps it local, as the address on kube-ipvs0
-// does under kube-proxy: otherwise open connections of pods would leave the node and be reset.
+// keep working there (kubernetes#114815). One that is not the Node's own may be moved to another node
+// by another program at any time. It gets a route, which then keeps it local, as the address on
+// kube-ipvs0 does under kube-proxy: otherwise open connections of pods would leave the node and be
+// reset.
 //
 // If one Service shows by its endpoints that the VIP is another node's address, the claims of others
 // by route yield to its claim by port (package reconcile).
@@ -99,8 +100,8 @@ func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	b.addRefused(vs)
 }
 
-// addRefused lists a port without an endpoint, for packets that are forwarded: those to a VIP that
-// this or another Service claims by port. Package reconcile omits the others.
+// addRefused adds a port without an endpoint to Refused. The set is for VIPs that this or another
+// Service claims by port: packets to such a port are forwarded. Package reconcile omits the others.
 func (b *serviceBuilder) addRefused(vs *VirtualServer) {
 	if !active(vs.Endpoints) {
 		b.addMember(Refused, EntryOf(vs.Key))
@@ -197,8 +198,7 @@ func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
 	return (u != nil || c.VIPs.mayClaimPorts()) && u.Has(PortVIPs, f)
 }
 
-// sharesVIPs reports the same as claimsPorts, for local VIPs whose packets may leave the node
-// for some ports.
+// sharesVIPs reports the same as claimsPorts for shared VIPs.
 func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
 	return (u != nil || c.VIPs.mayShare()) && u.Has(SharedVIPs, f)
 }
@@ -208,8 +208,8 @@ func (c *Config) routesDevicePorts(n *Node, f ip.Family) bool {
 	return c.sharesVIPs(n.Uses, f) && !n.postpones(DemandedVIPs, f) && !c.claimMarkTaken(n, f)
 }
 
-// awaitsDevicePorts reports whether placeholder rules match such packets; see Demands.
-func (c *Config) awaitsDevicePorts(n *Node, f ip.Family) bool {
+// hasDevicePortPlaceholders reports whether placeholder rules match these packets; see Demands.
+func (c *Config) hasDevicePortPlaceholders(n *Node, f ip.Family) bool {
 	return c.sharesVIPs(n.Uses, f) && n.hasPlaceholders(DemandedVIPs, f) && !c.claimMarkTaken(n, f)
 }
 
@@ -249,7 +249,7 @@ func (r *ruleset) claims() {
 	r.jumpFirst(nat.Mangle, "PREROUTING", r.match(PortVIPs, "dst"), chainClaim, comment)
 	r.jumpFirst(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), chainClaim, comment)
 	r.chain(nat.Mangle, chainClaim, r.claimRules()...)
-	r.claimsBehind()
+	r.claimsInRaw()
 	r.segmentSize()
 	r.unroutedClaims()
 }
@@ -311,16 +311,16 @@ func (r *ruleset) claimedForward() []nat.Rule {
 	return append(rules, rule("kubernetes unclaimed ports", r.match(PortVIPs, "dst"), "KUBE-IPVS-UNCLAIMED"))
 }
 
-// claimsBehind marks packets for claimed ports in table raw if another program's rules in
+// claimsInRaw marks packets for claimed ports in table raw if another program's rules in
 // mangle PREROUTING may precede ours. Calico's Felix insists on the head of that chain, and by
 // default accepts packets of established connections there: unmarked, they would leave the
-// node. Table raw does not know connections.
-// A port without an endpoint continues those of TCP only, and ICMP errors are not marked:
+// node. Table raw does not know connections. So at a port without an endpoint only TCP connections
+// continue, and ICMP errors are not marked:
 //
 //	raw -A KUBE-IPVS-CLAIM -p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
 //	raw -A KUBE-IPVS-CLAIM ! -p tcp -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
 //	raw -A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
-func (r *ruleset) claimsBehind() {
+func (r *ruleset) claimsInRaw() {
 	r.jumpFirst(nat.Raw, "PREROUTING", r.match(PortVIPs, "dst"), chainClaim, "kubernetes claimed ports")
 	r.lastJump().Behind = r.key(nat.Mangle, "PREROUTING")
 	var rules []nat.Rule
@@ -406,11 +406,11 @@ func (r *ruleset) pingRules() []nat.Rule {
 //	-A KUBE-IPVS-FOREIGN -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j RETURN
 //	-A KUBE-IPVS-FOREIGN ! -p icmp -j MARK --set-xmark 0x4/0xd
 //
-// Packets from the device have the VIP as their source, which the reverse-path check
-// finds to be local. Those to pods pass by the same mark. Those to the node, replies
-// and probes (kubernetes#79783), need another mark, which makes only the reverse-path
-// check skip table local; their connections are identified by connmark. The node's
-// replies to probes leave the node:
+// Packets from the device have the VIP as their source. The reverse-path check would drop
+// them, because the VIP is local. Those to pods get the same mark. Those to the node are replies
+// or probes (kubernetes#79783). Their connections are recognized by connmark. They get the device
+// mark, with which only the reverse-path check skips table local. The node's replies to probes
+// leave the node:
 //
 //	-A KUBE-IPVS-FOREIGN -m addrtype --src-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x4/0xd
 //	-A PREROUTING, OUTPUT -m connmark --mark 0x4/0xd -m conntrack --ctdir REPLY -j KUBE-IPVS-PROBED
@@ -425,12 +425,13 @@ func (r *ruleset) pingRules() []nat.Rule {
 // written (nat.Jump.Sees). Otherwise requests would leave the node, and replies to them
 // would be dropped. Without the jumps, these ports are refused, as under kube-proxy.
 //
-// The node's own packets may have the VIP as their source. They get a source that
-// replies can return to. Other packets with such a mark are another program's, and keep theirs:
+// The node's own packets may have the VIP as their source. They get one that
+// replies can return to. Packets to other addresses with this mark are another program's, and keep
+// theirs:
 //
 //	nat -A KUBE-POSTROUTING -m mark --mark 0x4/0xd -m addrtype --src-type LOCAL -m set --match-set KUBE-IPVS-SHARED-IPS dst -j MASQUERADE
 //
-// All of these are written on demand; see awaitSharedVIPs.
+// All of these are written on demand; see sharedVIPPlaceholders.
 func (r *ruleset) sharedVIPs(n *Node) {
 	if !r.cfg.routesDevicePorts(n, r.family) {
 		return
@@ -470,7 +471,7 @@ func (r *ruleset) jumpForAll(from, match, to, comment string) {
 	r.lastJump().Sees = r.key(nat.Mangle, "PREROUTING")
 }
 
-// awaitSharedVIPs returns the placeholder rules for sharedVIPs, whose rules make each packet of
+// sharedVIPPlaceholders returns the placeholder rules for sharedVIPs, whose rules make each packet of
 // the node more expensive: policy rules alone cost 10,800 instructions of a connection and 2,100
 // of a round trip. The client's next attempt leaves the node:
 //
@@ -478,8 +479,8 @@ func (r *ruleset) jumpForAll(from, match, to, comment string) {
 //	-A KUBE-IPVS-DEMAND -i eth0 -j RETURN     (each outer interface)
 //	-A KUBE-IPVS-DEMAND -j SET --add-set KUBE-IPVS-DEMAND-IPS dst
 //	-A KUBE-IPVS-DEMAND -j DROP
-func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
-	if !r.cfg.awaitsDevicePorts(n, r.family) {
+func (r *ruleset) sharedVIPPlaceholders(n *Node) []nat.Rule {
+	if !r.cfg.hasDevicePortPlaceholders(n, r.family) {
 		return nil
 	}
 	rules := r.skipExternal()
@@ -489,13 +490,13 @@ func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
 	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" "+r.match(SharedVIPs, "dst"), chainDemand)}
 }
 
-// awaitProbes returns the placeholder rules of KUBE-SERVICES for sharedVIPs. They match when
+// probePlaceholders returns the placeholder rules of KUBE-SERVICES for sharedVIPs. They match when
 // the device connects to this node with the VIP as its source (kubernetes#79783). The
 // reverse-path check then drops the packet:
 //
 //	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-DEMAND-IPS src     (each outer interface)
-func (r *ruleset) awaitProbes(n *Node) []nat.Rule {
-	if !r.cfg.awaitsDevicePorts(n, r.family) {
+func (r *ruleset) probePlaceholders(n *Node) []nat.Rule {
+	if !r.cfg.hasDevicePortPlaceholders(n, r.family) {
 		return nil
 	}
 	var rules []nat.Rule

@@ -47,13 +47,13 @@ func (n *Node) hasPlaceholders(set SetName, f ip.Family) bool {
 // demandsOf returns the sets of a family to which placeholder rules add members.
 func demandsOf(cfg *Config, n *Node, facts *Facts, f ip.Family) []string {
 	var out []string
-	if cfg.awaitsDevicePorts(n, f) {
+	if cfg.hasDevicePortPlaceholders(n, f) {
 		out = append(out, DemandedVIPs.In(f))
 	}
-	if awaitsLocalhost(cfg, n, facts, f) {
+	if hasLocalhostPlaceholders(cfg, n, facts, f) {
 		out = append(out, DemandedLocalhost.In(f))
 	}
-	if n.awaitsInternal(f) {
+	if n.hasInternalPlaceholders(f) {
 		out = append(out, DemandedInternal.In(f))
 	}
 	return out

@@ -7,20 +7,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// chosen holds the endpoints of one port and family, sorted by address and port, and which of them
-// may get traffic: those of the whole cluster, and the node-local ones.
+// chosen holds the endpoints of one port and family, sorted by address and port, and selections of
+// them.
 type chosen struct {
 	all     []service.Endpoint // in any state
-	cluster positions
-	local   positions
+	cluster positions          // get traffic from clients that may use endpoints of the whole cluster
+	local   positions          // node-local, get traffic from clients that may use only such endpoints
 
 	here        positions // node-local, in any state
-	draining    positions // terminating but still serving
-	unreachable positions // on unreachable nodes; empty if there are no other endpoints
+	terminating positions // terminating but still serving
+	unreachable positions // not serving, on unreachable nodes; empty if cluster is
 }
 
-// positions select endpoints of a list, in its order. A Service can have thousands of endpoints, of
-// which most are in several selections: copies would take more time than all that is done with them.
+// positions are indexes of endpoints in a list, in its order. A Service can have thousands of
+// endpoints, most of them in several selections: to copy them would take more time than all else.
 type positions []uint32
 
 // choose selects a port's endpoints of one family: the ready ones that topology
@@ -42,17 +42,17 @@ func choose(facts *Facts, family ip.Family, list []service.Endpoint) chosen {
 			c.local = append(c.local, at)
 		}
 		if e.Serving && e.Terminating {
-			c.draining = append(c.draining, at)
+			c.terminating = append(c.terminating, at)
 		}
 		if notServing(e) && slices.Contains(facts.UnreachableNodes, e.Node) {
 			c.unreachable = append(c.unreachable, at)
 		}
 	}
 	if c.cluster = c.nearest(facts, ready); len(c.cluster) == 0 {
-		c.cluster = c.draining
+		c.cluster = c.terminating
 	}
 	if len(c.local) == 0 {
-		c.local = c.pick(c.draining, facts.onNode)
+		c.local = c.pick(c.terminating, facts.onNode)
 	}
 	if len(c.cluster) == 0 {
 		c.unreachable = nil
@@ -98,8 +98,8 @@ func familyOf(list []service.Endpoint, family ip.Family) []service.Endpoint {
 // onNode reports whether an endpoint is on this node.
 func (f *Facts) onNode(e *service.Endpoint) bool { return e.Node != "" && e.Node == f.NodeName }
 
-// notServing reports whether an endpoint is neither ready nor serving, and is on a known node,
-// which may be unreachable.
+// notServing reports whether an endpoint is neither ready nor serving, and its node is known: the
+// node may be unreachable.
 func notServing(e *service.Endpoint) bool { return !e.Ready && !e.Serving && e.Node != "" }
 
 // nearest returns the endpoints that the hints of the EndpointSlice controller select for this

@@ -19,8 +19,9 @@ import (
 // clients may use all endpoints. IPVS has one list of real servers per address and
 // port. That list holds the node-local endpoints, as under kube-proxy. Internal clients
 // are sent to a second virtual server, selected by a fwmark. IPVS compares the whole
-// mark, so a packet that carries another program's mark, or lost its fwmark, is treated
-// as kube-proxy would treat it. docs/concepts/traffic-policies.md shows the path of a packet.
+// mark. So a packet of theirs that carries another program's mark, or lost its fwmark, reaches
+// the node-local endpoints, as under kube-proxy. docs/concepts/traffic-policies.md shows the path of
+// a packet.
 
 // LocalMark describes the fwmarks of the second virtual servers: they have all bits of
 // Value and none outside Mask. The bits of Mask that are not in Value hold an index.
@@ -57,18 +58,18 @@ type InternalServer struct {
 	Precedence Precedence
 	ipvs.VirtualServer
 	Endpoints  []Endpoint // real servers are those of the whole cluster
-	Masquerade bool       // the client's address is replaced
+	Masquerade bool       // internal clients are masqueraded
 }
 
 // addInternal adds an InternalServer if there are node-local endpoints. Internal clients of a
-// node port are masqueraded. So is the node itself, at every address; see clearMarks.
-func (b *serviceBuilder) addInternal(key ipvs.Key, precedence Precedence, eps chosen, nodePort bool) {
-	if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg.LocalMark.Value == 0 {
+// node port are always masqueraded. So is the node itself, at every address; see clearMarks.
+func (b *serviceBuilder) addInternal(key ipvs.Key, precedence Precedence, nodePort bool) {
+	if !b.service.ExternalLocal || len(b.eps.local) == 0 || b.cfg.LocalMark.Value == 0 {
 		return
 	}
 	b.plan.Internal = append(b.plan.Internal, InternalServer{
 		Key: key, Precedence: precedence, VirtualServer: internalServer(b.cfg, b.service),
-		Endpoints:  b.endpointsOf(key.Protocol, eps.cluster),
+		Endpoints:  b.endpointsOf(key.Protocol, b.eps.cluster),
 		Masquerade: nodePort || !b.keepsClient(),
 	})
 }
@@ -76,7 +77,7 @@ func (b *serviceBuilder) addInternal(key ipvs.Key, precedence Precedence, eps ch
 // internalServer implements session affinity by hashing the client's address. A persistent virtual
 // server with a fwmark does not map ports: ip_vs_sched_persist compares the virtual server's own
 // port, which it does not have. The mh scheduler moves few clients when an endpoint is added or
-// removed; without its fallback it would refuse clients of a draining one.
+// removed. Without its fallback (FlagSched1) it would refuse clients of a draining one.
 func internalServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 	if s.AffinitySeconds > 0 {
 		return ipvs.VirtualServer{Scheduler: "mh", Flags: ipvs.FlagSched1}
@@ -102,8 +103,8 @@ func AssignMarks(cfg *Config, plan ServicePlan, indexes map[ipvs.Key]uint32) Ser
 	return plan
 }
 
-// addMarked includes the masquerade bit in the mark if needed, because the set
-// replaces the packet's whole mark.
+// addMarked adds the virtual server with a fwmark, and the set member that gives packets the fwmark.
+// The fwmark includes the masquerade mark if needed, because it replaces the packet's whole mark.
 func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 	if in.Masquerade {
 		mark |= cfg.MasqueradeMark
@@ -117,14 +118,14 @@ func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 	})
 }
 
-// external returns matches for external clients in filter INPUT and nat PREROUTING. Packets that
-// enter through an outer interface are external. If pods are attached to that interface, a bridge,
-// their packets are not; without a known range of addresses, none that enter by it are. Pods of
-// other nodes reach a VIP through their own node; they use this node's node port only by addressing
-// this node. On other interfaces there may be pods outside the configured ranges, or containers of
-// other programs, whose replies return through this node. So only on a node without outer interfaces,
-// packets that are not known to be from a pod are external.
-func (r *ruleset) external(n *Node) []string {
+// externalClients returns matches for external clients in filter INPUT. Packets that enter through an
+// outer interface are external. The exception is a bridge with pods: only packets from outside the
+// pods' range are, or none if the range is not known. Pods of other nodes are external: they reach a
+// VIP through their own node, and this node only if they address its node port. On other interfaces
+// there may be pods outside the configured ranges, or containers of other programs, whose replies
+// return through this node. So packets that enter there are external only on a node without outer
+// interfaces, and only if they are not known to be from a pod.
+func (r *ruleset) externalClients(n *Node) []string {
 	var out []string
 	pods, byAddress := r.podMatch(n)
 	byAddress = byAddress && strings.HasPrefix(pods, "-s ")
@@ -153,26 +154,27 @@ func (n *Node) marksInternal(f ip.Family) bool {
 	return n.Uses.Has(Local, f) && !n.postpones(DemandedInternal, f)
 }
 
-// awaitsInternal reports whether placeholder rules match packets of such clients; see Demands.
-func (n *Node) awaitsInternal(f ip.Family) bool {
+// hasInternalPlaceholders reports whether placeholder rules match packets of internal clients of
+// Local; see Demands.
+func (n *Node) hasInternalPlaceholders(f ip.Family) bool {
 	return n.Uses.Has(Local, f) && n.hasPlaceholders(DemandedInternal, f)
 }
 
-// awaitInternal returns the placeholder rule for internalRules. The jumps and base chains of
+// internalPlaceholders returns the placeholder rule for internalRules. The jumps and base chains of
 // these and of clearMarks cost each connection through IPVS 6,700 instructions, while clients
-// of Local are usually external. Until an internal client connects, it gets the node-local
-// endpoints, as under kube-proxy:
+// of Local are usually external. Until the rules on demand are written, internal clients get the
+// node-local endpoints, as under kube-proxy:
 //
 //	nat -A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-DEMAND
 //	nat -A KUBE-IPVS-DEMAND -i eth0 -j RETURN     (each outer interface)
 //	nat -A KUBE-IPVS-DEMAND -m addrtype --src-type LOCAL -j SET --add-set KUBE-IPVS-DEMAND-INTERNAL dst
 //	nat -A KUBE-IPVS-DEMAND -s 10.244.0.0/16 -j SET --add-set KUBE-IPVS-DEMAND-INTERNAL dst
-func (r *ruleset) awaitInternal(n *Node) []nat.Rule {
-	if !n.awaitsInternal(r.family) {
+func (r *ruleset) internalPlaceholders(n *Node) []nat.Rule {
+	if !n.hasInternalPlaceholders(r.family) {
 		return nil
 	}
 	rules := r.skipExternal()
-	for _, internal := range r.internal(n) {
+	for _, internal := range r.internalClients(n) {
 		rules = append(rules, rule("rules are written on demand", internal.match, r.addTo(DemandedInternal, "dst")))
 	}
 	r.chain(nat.NAT, chainDemand, rules...)
@@ -192,10 +194,10 @@ func (r *ruleset) skipExternal() []nat.Rule {
 // clients is a match for some internal clients.
 type clients struct{ match, comment string }
 
-// internal returns matches for internal clients whose packets did not enter through an outer
+// internalClients returns matches for internal clients whose packets did not enter through an outer
 // interface. If pods are not known, all clients behind interfaces other than outer ones are
 // internal. If neither is known, only the node is internal.
-func (r *ruleset) internal(n *Node) []clients {
+func (r *ruleset) internalClients(n *Node) []clients {
 	fromPod, ok := r.fromPod(n)
 	if !ok && len(r.outerLinks) > 0 {
 		return []clients{{"", "all others get all endpoints"}}
@@ -219,13 +221,13 @@ func (r *ruleset) internal(n *Node) []clients {
 //	-A KUBE-IPVS-INTERNAL -m addrtype --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
-// See internal for nodes on which pods are not known.
+// See internalClients for nodes on which pods are not known.
 func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	rules := r.skipExternal()
 	own := r.cfg.MasqueradeMark | r.cfg.SNAT.Mark | r.cfg.VIPs.Mark
 	toMark := "SET --map-set " + Local.In(r.family) + " dst,dst --map-mark"
 	rules = append(rules, rule("marked by another program", fmt.Sprintf("-m mark ! --mark 0x0/%#x", ^own), "RETURN"))
-	for _, internal := range r.internal(n) {
+	for _, internal := range r.internalClients(n) {
 		rules = append(rules, rule(internal.comment, internal.match, toMark))
 	}
 	return rules
@@ -264,12 +266,12 @@ func (r *ruleset) externalLocal(n *Node) {
 	masquerade := []nat.Rule{rule("source is masqueraded", "-m addrtype --src-type LOCAL", ChainMarkMasq)}
 	if r.dropsExternal(n) {
 		var drop []nat.Rule
-		for _, external := range r.external(n) {
+		for _, external := range r.externalClients(n) {
 			drop = append(drop, rule("internal clients only", external, "DROP"))
 		}
 		r.chain(nat.Filter, chainInside, drop...)
 	} else if r.uses(NodePorts) {
-		for _, external := range r.external(n) {
+		for _, external := range r.externalClients(n) {
 			masquerade = append(masquerade, rule("internal clients only", external, "RETURN"))
 		}
 	}
@@ -307,9 +309,9 @@ func (r *ruleset) masqueradesExternal(n *Node) bool {
 // before the packet is rerouted. The claim mark would route a packet to lo if its endpoint
 // is itself a VIP. It is cleared in filter INPUT if possible: a change in OUTPUT makes the
 // kernel route the packet again. The node's own packets to a remote endpoint are masqueraded,
-// because their source may be the VIP. Other packets to the node with such a mark are another
-// program's, and keep it. Behind IPVS no rule can distinguish them from ours: they have an endpoint as
-// their destination:
+// because their source may be the VIP. In INPUT, a packet with such a mark for another address is
+// another program's, and keeps its mark. After IPVS no rule can distinguish these, because their
+// destination is an endpoint:
 //
 //	filter -A INPUT -m mark --mark 0x4/0xd -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-CLAIMED
 //	filter -A KUBE-IPVS-CLAIMED -j MARK --set-xmark 0x0/0x4
@@ -349,13 +351,13 @@ func (r *ruleset) clearMarks(n *Node) {
 			rule("the node itself", "-m addrtype --src-type LOCAL", fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", masq)),
 			nat.Rule(fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", r.cfg.LocalMark.Mask)))
 		if len(r.paths.Bound) > 0 {
-			rules = append(rules, nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main())))
+			rules = append(rules, nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.primaryMark(), r.primaryMark())))
 		}
 	}
 	r.chain(nat.Mangle, "KUBE-IPVS-SENT", rules...)
 }
 
-// ownSource masquerades the node's own packets to an endpoint in its own network. Such
+// ownSource masquerades the node's own packets to an endpoint on the host network. Such
 // packets do not pass KUBE-IPVS-SENT and keep their fwmark. Packets that IPVS has not sent have
 // another program's mark, and keep their source:
 //
@@ -398,11 +400,11 @@ var podKinds = []string{"veth", "netkit", "ipvlan", "ipvtap", "macvlan", "macvta
 // that ifb has queued enter again through their own interface.
 var silentKinds = []string{"dummy", "ifb", "nlmon", "vsockmon", "can", "vcan", "vxcan"}
 
-// isOuter reports whether a link is not for pods of this node. The node's end of a
+// isOuter reports whether a link is an outer interface other than an uplink. The node's end of a
 // pod's link has no address or, unless it is an adapter, a single-host one. A bridge with an
-// address is for pods or containers, unless all that is attached to it are adapters. All other
-// kinds are tunnels, which receive packets of other hosts and often have no address: there are
-// dozens of kinds of tunnels, and the kernel gets new ones more often than kinds for pods.
+// address is for pods or containers, unless only adapters are attached to it. All kinds that are not
+// listed above are taken for tunnels, which receive packets of other hosts and often have no address:
+// there are dozens of them, and the kernel gets new ones more often than kinds for pods.
 func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	isAdapter := slices.Contains(adapters, l.Type)
 	switch {
@@ -420,10 +422,10 @@ func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	})
 }
 
-// isPodTap reports whether a link is the node's port of a userspace switch for pods: a tap, which has
-// a MAC address, with an address in the pods' range. Antrea's antrea-gw0 is one if Open vSwitch has the
-// datapath type netdev; otherwise it is of the kind openvswitch. flannel's UDP backend, whose address is
-// in the range too, is a tun without a MAC address.
+// isPodTap reports whether a link is the node's port of a userspace switch for pods: a tap with an
+// address in the pods' range. A tap has a MAC address, unlike the tun of flannel's UDP backend, whose
+// address is in that range too. Antrea's antrea-gw0 is a tap if Open vSwitch has the datapath type
+// netdev; otherwise it is of the kind openvswitch.
 func isPodTap(cfg *Config, n *Node, l *routing.Link) bool {
 	return l.Type == "tuntap" && l.MAC != "" && inPodRange(cfg, n, l)
 }

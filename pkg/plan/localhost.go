@@ -13,8 +13,7 @@ import (
 
 // addLocalhost makes requests from the node to node ports of its loopback address carry
 // the node's own address as source (package nft explains why). It also masquerades
-// them, so that a request leaves through any interface with an address of that
-// interface:
+// them, so that each has an address of the interface through which it leaves:
 //
 //	raw -A OUTPUT -d 127.0.0.1/32 -j KUBE-IPVS-LOCALHOST
 //	raw -A KUBE-IPVS-LOCALHOST -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j MARK --set-xmark 0x4000/0x4000
@@ -44,7 +43,7 @@ func usesLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
 // defaultNodePorts is the default of the API server's --service-node-port-range.
 var defaultNodePorts = routing.PortRange{First: 30000, Last: 32767}
 
-// clientPortWarnings warns that node ports are not served on the loopback address, because the
+// clientPortWarnings warns about node ports that are not served on the loopback address, because the
 // kernel may give them to clients. It assumes the default range of node ports.
 func clientPortWarnings(cfg *Config, n *Node) []string {
 	var shared []string
@@ -65,34 +64,35 @@ func clientPortWarnings(cfg *Config, n *Node) []string {
 		"(net.ipv4.ip_local_port_range): add them to net.ipv4.ip_local_reserved_ports", strings.Join(shared, ","))}
 }
 
-// awaitsLocalhost reports whether placeholder rules match packets to such ports; see Demands.
-func awaitsLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
+// hasLocalhostPlaceholders reports whether placeholder rules match packets to node ports of the
+// loopback address; see Demands.
+func hasLocalhostPlaceholders(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
 	return usesLocalhost(cfg, n, facts, family) && n.hasPlaceholders(DemandedLocalhost, family)
 }
 
-// awaitLocalhost returns the placeholder rules of KUBE-SERVICES for addLocalhost. If the
-// endpoint is not an address of the node, IPVS then drops the packet before its conntrack
-// entry is confirmed. The client's next packet gets the node's address as its source, so
+// localhostPlaceholders returns the placeholder rules of KUBE-SERVICES for addLocalhost. IPVS drops
+// the packet before its conntrack entry is confirmed, unless the endpoint is an address of the node
+// (localEndpointPlaceholders). The client's next packet gets the node's address as its source, so
 // conntrack and IPVS treat it as another connection:
 //
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --add-set KUBE-IPVS-DEMAND-LO dst
-func (r *ruleset) awaitLocalhost() []nat.Rule {
-	if !r.awaitsLocalhost {
+func (r *ruleset) localhostPlaceholders() []nat.Rule {
+	if !r.hasLocalhostPlaceholders {
 		return nil
 	}
 	match := fmt.Sprintf("-s %s -d %s %s", r.loopback(), r.localhost(), r.match(NodePorts, "dst,dst"))
 	return []nat.Rule{rule("rules are written on demand", match, r.addTo(DemandedLocalhost, "dst"))}
 }
 
-// awaitLocalEndpoints returns the rule of KUBE-IPVS-FILTER that drops this first packet if its
-// endpoint is an address of the node. Otherwise the endpoint would answer it, and the
+// localEndpointPlaceholders returns the rule of KUBE-IPVS-FILTER that drops the first packet of such
+// a connection if its endpoint is an address of the node. Otherwise the endpoint would answer, and the
 // connection would break once the rules on demand change the source of its next packets:
 //
 //	-A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 --ctorigdst 127.0.0.1 -m ipvs --ipvs -j DROP
 //
 // Packets from a loopback address to another VIP, such as a cluster IP, have no rules on demand.
-func (r *ruleset) awaitLocalEndpoints() []nat.Rule {
-	if !r.awaitsLocalhost {
+func (r *ruleset) localEndpointPlaceholders() []nat.Rule {
+	if !r.hasLocalhostPlaceholders {
 		return nil
 	}
 	// Unlike -s, this option prints a single address without its prefix length.
@@ -101,8 +101,7 @@ func (r *ruleset) awaitLocalEndpoints() []nat.Rule {
 	return []nat.Rule{rule("the client sends it again", match, "DROP")}
 }
 
-// loopback returns the prefix of loopback addresses, and localhost the one of the address
-// with node ports.
+// loopback returns the prefix of all loopback addresses.
 func (r *ruleset) loopback() string {
 	if r.family == ip.IPv6 {
 		return r.localhost()
@@ -110,6 +109,7 @@ func (r *ruleset) loopback() string {
 	return "127.0.0.0/8"
 }
 
+// localhost returns the loopback address with node ports, as a prefix.
 func (r *ruleset) localhost() string {
 	a := r.family.Loopback()
 	return fmt.Sprintf("%s/%d", a, a.BitLen())

@@ -31,8 +31,8 @@ const (
 )
 
 // addReplyRouting adds the state that the chains below need: a policy rule for each
-// value, evaluated before a CNI's rules by source, and the sources whose masqueraded
-// flows are bound. It also makes the reverse-path check use the mark.
+// value, evaluated before a CNI's rules by source, routes of gateways, and the members of the sets
+// that these chains match. For IPv4 it also makes the reverse-path check use the mark.
 func addReplyRouting(plan *NodePlan, cfg *Config, family ip.Family, paths Paths) {
 	if len(paths.Bound) == 0 {
 		return
@@ -74,9 +74,9 @@ func (r *ruleset) replyRouting() {
 		r.branchRules()
 	}
 	r.bind()
-	r.returns()
+	r.changeMarks()
 	if len(r.paths.Strays) > 0 && r.maySendStrays() {
-		r.jumpFirst(nat.Mangle, "POSTROUTING", "-m connmark --mark "+r.main()+" -m conntrack --ctdir ORIGINAL", "KUBE-IPVS-STRAY", replyComment)
+		r.jumpFirst(nat.Mangle, "POSTROUTING", "-m connmark --mark "+r.primaryMark()+" -m conntrack --ctdir ORIGINAL", "KUBE-IPVS-STRAY", replyComment)
 		r.chain(nat.Mangle, "KUBE-IPVS-STRAY", r.strayRules()...)
 	}
 }
@@ -88,8 +88,8 @@ func (r *ruleset) masked(value uint32) string {
 	return fmt.Sprintf("%#x/%#x", value, r.cfg.SNAT.Mark)
 }
 
-// main returns the value of the primary interface.
-func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
+// primaryMark returns the mark of the primary interface.
+func (r *ruleset) primaryMark() string { return r.masked(r.paths.Bound[0].Mark) }
 
 // restore writes the PREROUTING rules. Every packet of a flow bound to the primary interface gets
 // the mark, in both directions. The mark routes the pod's packets after IPVS has changed their
@@ -102,7 +102,7 @@ func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
 //	-A KUBE-IPVS-RESTORE -i eth1 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x40/0x3060     (each ENI)
 func (r *ruleset) restore() {
 	r.jumpFirst(nat.Mangle, "PREROUTING", r.isBound(), "KUBE-IPVS-RESTORE", replyComment)
-	rules := []nat.Rule{nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -j MARK --set-xmark %[1]s", r.main()))}
+	rules := []nat.Rule{nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -j MARK --set-xmark %[1]s", r.primaryMark()))}
 	for _, b := range r.paths.Bound[1:] {
 		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
 	}
@@ -114,9 +114,10 @@ func (r *ruleset) isBound() string { return "-m connmark ! --mark " + r.masked(0
 
 // enterRules returns the rules at the head of KUBE-SERVICES that bind new flows to the
 // interface through which they enter, if they are for a Service. Only the first packet of a
-// connection passes table nat, and KUBE-SERVICES ends that table for packets to VIPs. Each packet
-// of a bound flow is marked. A flow that enters by the primary interface needs that only if its
-// packets or replies may be routed by another one (Diverted):
+// connection passes table nat, and KUBE-SERVICES ends that table for packets to VIPs. Binding makes
+// each packet of a flow more expensive. So a flow that enters by the primary interface is bound only
+// if its packets or replies may be routed by another one (Diverted), and one that enters by an
+// interface of ByMain is not bound:
 //
 //	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-DIVERTED src -j KUBE-IPVS-UPLINK
 //	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-DIVERTED dst -j KUBE-IPVS-UPLINK
@@ -137,11 +138,11 @@ func (r *ruleset) enterRules() []nat.Rule {
 	return rules
 }
 
-// uplinkChains writes the chains of these flows. The packet is marked with the interface
+// uplinkChains writes the chains that enterRules jump to. The packet is marked with the interface
 // before it is routed. Without the mark, the strict reverse-path check of an ENI would drop
-// it, because the route back to the client would be looked up in the main table. If that table has
-// a route to the client over the same interface, it is the one to use: the table of the ENI may have
-// only a default route, and the gateway would see one direction of the connection:
+// it, because the route back to the client would be looked up in the main table. A flow is not bound
+// if that table has a route to the client over the same interface (Direct): the table of the ENI may
+// have only a default route, and its gateway would see one direction of the connection:
 //
 //	nat -A KUBE-IPVS-UPLINK -s 10.13.0.0/24 -i eth1 -j RETURN     (each such route)
 //	nat -A KUBE-IPVS-UPLINK -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
@@ -165,7 +166,7 @@ func (r *ruleset) uplinkChains() {
 }
 
 // bind writes the OUTPUT rule that binds a new flow to the primary interface if it is
-// masqueraded and its source cannot get an address of its own interface. Requests pass OUTPUT
+// masqueraded and its source is in ReplyRouted. Requests pass OUTPUT
 // after IPVS has selected an endpoint, and before table nat routes them again by their mark:
 //
 //	-A OUTPUT -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j KUBE-IPVS-BIND     (if there are such sources)
@@ -173,22 +174,22 @@ func (r *ruleset) uplinkChains() {
 func (r *ruleset) bind() {
 	if r.bindsMasqueraded() {
 		r.jumpFirst(nat.Mangle, "OUTPUT", r.masqueradedSource(), "KUBE-IPVS-BIND", replyComment)
-		r.chain(nat.Mangle, "KUBE-IPVS-BIND", nat.Rule("-j CONNMARK --set-xmark "+r.main()))
+		r.chain(nat.Mangle, "KUBE-IPVS-BIND", nat.Rule("-j CONNMARK --set-xmark "+r.primaryMark()))
 	}
 }
 
 // bindsMasqueraded reports whether masqueraded flows of some sources are bound to the primary
-// interface, because those cannot get an address of their own interface.
+// interface.
 func (r *ruleset) bindsMasqueraded() bool {
 	return len(r.paths.Bound) > 0 && len(r.paths.ReplyRouted) > 0
 }
 
-// masqueradedSource returns the match for the first packets of such flows.
+// masqueradedSource returns the match for the first packets of these flows.
 func (r *ruleset) masqueradedSource() string {
 	return fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x %s", r.cfg.MasqueradeMark, r.match(ReplyRoutedSources, "src"))
 }
 
-// returns writes the rules for packets whose mark must change after the reverse-path check. Replies
+// changeMarks writes the rules for packets whose mark must change after the reverse-path check. Replies
 // pass FORWARD. OUTPUT sees requests after IPVS, and replies of endpoints in the node's own
 // network. Packets of flows bound to the primary interface already have its mark, except the
 // first one.
@@ -204,12 +205,12 @@ func (r *ruleset) masqueradedSource() string {
 //	-A KUBE-IPVS-RETURN -j CONNMARK --restore-mark --nfmask 0x3060 --ctmask 0x3060
 //	-A KUBE-IPVS-BOUND -j CONNMARK --restore-mark --nfmask 0x3060 --ctmask 0x3060
 //	-A KUBE-IPVS-BOUND -m connmark ! --mark 0x20/0x3060 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x0/0x3060
-func (r *ruleset) returns() {
+func (r *ruleset) changeMarks() {
 	restore := nat.Rule(fmt.Sprintf("-j CONNMARK --restore-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark))
 	changes, notMain := r.isBound(), ""
 	if len(r.paths.Bound) > 0 {
-		changes += " -m mark ! --mark " + r.main()
-		notMain = "-m connmark ! --mark " + r.main() + " "
+		changes += " -m mark ! --mark " + r.primaryMark()
+		notMain = "-m connmark ! --mark " + r.primaryMark() + " "
 	}
 	r.jumpFirst(nat.Mangle, "FORWARD", changes+" -m conntrack --ctdir REPLY", "KUBE-IPVS-RETURN", replyComment)
 	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", restore)
@@ -225,10 +226,11 @@ type Stray struct {
 	Direct []netip.Prefix // destinations that the main table routes through the ENI
 }
 
-// strays returns the ENIs that strayRules can guard. It skips an ENI with another default
-// route of the main table, because such a packet may be correct there. It returns none
-// if another rule precedes ours, for the same reason, or if the primary interface
-// is gone, because the ENI is then the only path.
+// strays returns the ENIs that strayRules can guard. It skips an ENI over which the main table has
+// another default route, because a packet bound to the primary interface may be correct there, or
+// more than maxDirect other routes. It returns none if another program's rule that may route such a
+// packet precedes ours, or if the primary interface is down or has lost its default route, because
+// the ENI is then the only path.
 func strays(cfg *Config, n *Node, family ip.Family, bound []Binding, found []ENI) []Stray {
 	inv := &n.Inventory
 	precedes := func(r routing.Rule) bool {
@@ -269,26 +271,25 @@ func direct(inv *routing.Inventory, family ip.Family, link string) []netip.Prefi
 	return slices.Compact(out)
 }
 
-// directOnly returns the networks that the main table routes over a bound interface and over no
-// other, by interface. It omits networks that overlap with those of other interfaces: the main table
-// may route replies by another interface than that of the request. Instead of too many networks it
-// returns the interface in byMain.
-func directOnly(inv *routing.Inventory, family ip.Family, bound []Binding) (networks map[string][]netip.Prefix, byMain []string) {
-	networks = map[string][]netip.Prefix{}
+// directOnly returns Paths.Direct and Paths.ByMain. It omits networks that overlap with those of
+// other interfaces: the main table may route replies to them by another interface than that of the
+// request.
+func directOnly(inv *routing.Inventory, family ip.Family, bound []Binding) (directOf map[string][]netip.Prefix, byMain []string) {
+	directOf = map[string][]netip.Prefix{}
 	for _, b := range bound[min(1, len(bound)):] {
 		all := direct(inv, family, b.Link)
 		if len(all) > maxDirect {
 			byMain = append(byMain, b.Link)
 			continue
 		}
-		networks[b.Link] = filter(all, func(p netip.Prefix) bool { return !onOtherNetwork(inv, b.Link, p) })
+		directOf[b.Link] = filter(all, func(p netip.Prefix) bool { return !overlapsOtherLink(inv, b.Link, p) })
 	}
-	return networks, byMain
+	return directOf, byMain
 }
 
-// onOtherNetwork reports whether a network overlaps with that of an address of another interface, or
-// with one that the main table routes over another one.
-func onOtherNetwork(inv *routing.Inventory, link string, p netip.Prefix) bool {
+// overlapsOtherLink reports whether a network overlaps with one of another interface: that of an
+// address, or one that the main table routes over it.
+func overlapsOtherLink(inv *routing.Inventory, link string, p netip.Prefix) bool {
 	return slices.ContainsFunc(inv.Direct, func(r routing.Route) bool { return r.Link != link && r.Dst.Overlaps(p) }) ||
 		slices.ContainsFunc(inv.Links, func(l routing.Link) bool {
 			return l.Name != link && l.Up && slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
@@ -299,8 +300,8 @@ func onOtherNetwork(inv *routing.Inventory, link string, p netip.Prefix) bool {
 
 // maySendStrays reports whether a request bound to the primary interface could be routed through
 // an ENI. Such requests come from pods that are bound because they are masqueraded, or from clients
-// behind the primary interface that policy rules divert. A rule for one address is a rule for a pod
-// or for an address of the node, which are no such clients.
+// behind the primary interface that policy rules divert. A rule for a single address is for a pod
+// or for an address of the node, not for such clients.
 func (r *ruleset) maySendStrays() bool {
 	d := r.paths.Diverted
 	return r.bindsMasqueraded() || d.All || slices.ContainsFunc(d.Sources, func(p netip.Prefix) bool { return !p.IsSingleIP() })

@@ -19,20 +19,20 @@ import (
 // uses cost its packets nothing. If a rule decides about new connections, packets of
 // established ones skip it by one preceding match.
 type ruleset struct {
-	state           *nat.State
-	cfg             *Config
-	family          ip.Family
-	sets            SetsInUse
-	paths           Paths
-	outerLinks      []string
-	awaitsLocalhost bool
+	state                    *nat.State
+	cfg                      *Config
+	family                   ip.Family
+	sets                     SetsInUse
+	paths                    Paths
+	outerLinks               []string
+	hasLocalhostPlaceholders bool
 }
 
 func addRuleset(state *nat.State, cfg *Config, n *Node, facts *Facts, family ip.Family, paths Paths) {
 	r := ruleset{
 		state: state, cfg: cfg, family: family, sets: n.Uses, paths: paths,
-		outerLinks:      outerLinks(cfg, n, family),
-		awaitsLocalhost: awaitsLocalhost(cfg, n, facts, family),
+		outerLinks:               outerLinks(cfg, n, family),
+		hasLocalhostPlaceholders: hasLocalhostPlaceholders(cfg, n, facts, family),
 	}
 	r.services(n)
 	r.masquerade()
@@ -46,8 +46,8 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, facts *Facts, family ip.
 	r.virtualAddresses(n)
 	r.forward()
 	r.accept()
-	// nat.Jump requires this order. In mangle OUTPUT, it puts the source ranges and the fwmarks of
-	// internal clients last; no jump there depends on being behind these.
+	// Jumps with Moves come first, as nat.Jump requires. In mangle OUTPUT, only those for source
+	// ranges and for fwmarks of internal clients follow; no other jump there must come after these.
 	staying := slices.DeleteFunc(slices.Clone(state.Jumps), func(j nat.Jump) bool { return j.Moves })
 	state.Jumps = append(slices.DeleteFunc(state.Jumps, func(j nat.Jump) bool { return !j.Moves }), staying...)
 }
@@ -65,14 +65,14 @@ func (r *ruleset) key(t nat.Table, name string) nat.Chain {
 	return nat.Chain{Family: r.family, Table: t, Name: name}
 }
 
-// jump adds a rule at the head of a base chain, after the jumps added before. It stays behind rules
-// that are inserted later, as under kube-proxy.
+// jump adds a jump at the head of a base chain, after the jumps added before. It stays behind rules
+// that other programs insert later, as under kube-proxy.
 func (r *ruleset) jump(t nat.Table, from, to, comment string) { r.jumpIf(t, from, "", to, comment) }
 
-// jumpFirst is jumpIf for packets that would fare worse than under kube-proxy without the jump. It
-// is moved before foreign rules that can keep packets from it. The chain only changes marks and
-// segment sizes, or drops packets that are about to leave the node by mistake, so a rule that it
-// is moved before has the same effect.
+// jumpFirst is jumpIf for a jump that is moved before foreign rules that can keep packets from it:
+// without it, packets would fare worse than under kube-proxy. This does not change the effect of
+// the foreign rules, because the chain only changes marks and segment sizes, or drops packets that
+// are about to leave the node by mistake.
 func (r *ruleset) jumpFirst(t nat.Table, from, match, to, comment string) {
 	r.jumpIf(t, from, match, to, comment)
 	r.lastJump().Moves = true
@@ -111,9 +111,9 @@ func (r *ruleset) match(set SetName, flags string) string {
 	return "-m set --match-set " + set.In(r.family) + " " + flags
 }
 
-// rule joins a match, a comment of several words without quotes (iptables prints a single word
-// without quotes around it) and a target. A match begins with addresses and interfaces, because
-// iptables-save prints them first.
+// rule joins a match, a comment and a target as iptables-save prints them. So the comment has several
+// words, because a single one is printed without quotes, and contains no quote. The match begins with
+// addresses and interfaces.
 func rule(comment, match, target string) nat.Rule {
 	if match != "" {
 		match += " "
@@ -121,14 +121,15 @@ func rule(comment, match, target string) nat.Rule {
 	return nat.Rule(match + `-m comment --comment "` + comment + `" -j ` + target)
 }
 
-// services decides for the first packet of a connection whether it is masqueraded:
+// services writes the chains that decide about the first packet of a connection whether it is
+// masqueraded:
 //
 //	-A PREROUTING, OUTPUT -j KUBE-SERVICES
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
 //	-A KUBE-SERVICES -i eth1 -j KUBE-IPVS-UPLINK     (reply routing; see enterRules)
 //	-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-IPVS-CLUSTER
 //	-A KUBE-SERVICES -i eth0 -p icmp -m icmp --icmp-type 8 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REDIRECT
-//	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-DEMAND     (until demanded; see awaitInternal)
+//	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-DEMAND     (until demanded; see internalPlaceholders)
 //	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
 //	-A KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP dst,dst -j KUBE-MARK-MASQ
@@ -147,15 +148,15 @@ func (r *ruleset) services(n *Node) {
 	r.jump(nat.NAT, "PREROUTING", ChainServices, portals)
 	r.jump(nat.NAT, "OUTPUT", ChainServices, portals)
 
-	rules := append(r.awaitLocalhost(), nat.Rule("-s "+r.loopback()+" -j RETURN"))
+	rules := append(r.localhostPlaceholders(), nat.Rule("-s "+r.loopback()+" -j RETURN"))
 	rules = append(rules, r.enterRules()...)
-	rules = append(rules, r.awaitProbes(n)...)
+	rules = append(rules, r.probePlaceholders(n)...)
 	if r.uses(ClusterIP) {
 		rules = append(rules, rule("cluster IPs", r.match(ClusterIP, "dst,dst"), "KUBE-IPVS-CLUSTER"))
 		r.clusterIPs(n)
 	}
 	rules = append(rules, r.pingRules()...)
-	rules = append(rules, r.awaitInternal(n)...)
+	rules = append(rules, r.internalPlaceholders(n)...)
 	for _, to := range []struct {
 		set             SetName
 		comment, target string
@@ -227,9 +228,9 @@ func (r *ruleset) podMatch(n *Node) (string, bool) {
 	return "", false
 }
 
-// from returns the match for the family's CIDR, if there is one. There is at most one. A CIDR with
-// all addresses counts as none: it does not distinguish pods from other clients, and iptables does
-// not store such a match.
+// from returns the match for the family's CIDR, of which there is at most one, and false without one.
+// A CIDR with all addresses counts as none: it does not distinguish pods from other clients, and
+// iptables does not store such a match.
 func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 	for _, c := range cidrs {
 		if ip.Of(c.Addr()) == r.family {
@@ -280,9 +281,9 @@ func (r *ruleset) ofProtocol(p ip.Protocol, set SetName) string {
 	return "-p " + strings.ToLower(p.String()) + " " + r.match(set, flags)
 }
 
-// postrouting sets a source to which replies return, on marked packets. IPVS has
-// changed the destination at this point, and the packet was rerouted by its own source,
-// so the interface is the one it leaves through:
+// postrouting gives marked packets a source to which replies return. IPVS has already changed the
+// destination, and the packet was routed again by its original source, so the interface is the one
+// it leaves through:
 //
 //	-A POSTROUTING -j KUBE-POSTROUTING
 //	-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE --random-fully
@@ -351,8 +352,8 @@ func (r *ruleset) notAllowed() string {
 // forward accepts service traffic under a FORWARD policy of DROP. Requests that IPVS
 // forwards never pass FORWARD, but replies do. The jump exists even while FORWARD accepts every
 // packet, as under kube-proxy. If it were added only after a policy of DROP is reported (dockerd
-// sets one), replies would be dropped until then. It costs a connection 2,700 instructions and a
-// round trip 1,000. Replies are accepted first, because they are nearly all packets of Services
+// sets one), replies would be dropped until then. The jump costs a connection 2,700 instructions and
+// a round trip 1,000. Replies are accepted first, because they are nearly all packets of Services
 // that pass FORWARD:
 //
 //	-A FORWARD -j KUBE-FORWARD
@@ -376,10 +377,11 @@ func (r *ruleset) forward() {
 }
 
 // absentAddress returns rules that drop packets of established node port connections while
-// the node's address is removed for a moment, as by a DHCP renewal. They are forwarded then,
-// if there is still a default route. As soon as one leaves through another interface than
-// the connection was masqueraded for, the kernel deletes the connection
-// (nf_nat_oif_changed), and the endpoint resets it. The client sends dropped packets again:
+// the node's address is removed for a moment, as by a DHCP renewal. With a default route, the kernel
+// would forward such packets. Once one left through another interface than the one that the
+// connection was masqueraded for, the kernel would delete the conntrack entry
+// (nf_nat_oif_changed), and the endpoint would reset the connection. The client sends dropped
+// packets again:
 //
 //	-A KUBE-FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED -j KUBE-IPVS-ABSENT     (each outer interface)
 //	-A KUBE-IPVS-ABSENT -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j DROP
@@ -424,7 +426,7 @@ func (r *ruleset) accept() {
 
 // virtualAddresses lets a VIP answer only on its Services' ports and to pings. A VIP is
 // a local address, so any process listening on 0.0.0.0 would answer for it
-// (kubernetes#72236). Under externalTrafficPolicy Local it drops external clients on
+// (kubernetes#72236). Under externalTrafficPolicy Local it drops packets of external clients on
 // a node without endpoints. Health check node ports come after the ports of Services, because
 // they are matched by port only, and a VIP may have the same port with source ranges:
 //
@@ -436,12 +438,12 @@ func (r *ruleset) accept() {
 //	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN     (not with --vip-ping=false)
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j KUBE-IPVS-NO-PORT
 //	-A KUBE-IPVS-NO-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j RETURN
-//	-A KUBE-IPVS-NO-PORT -j REJECT     (awaitSharedVIPs may precede it)
+//	-A KUBE-IPVS-NO-PORT -j REJECT     (sharedVIPPlaceholders may precede it)
 //	-A INPUT -j KUBE-NODE-PORT     (only where INPUT may drop packets; see accept)
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j ACCEPT
 func (r *ruleset) virtualAddresses(n *Node) {
 	r.jumpIf(nat.Filter, "INPUT", notEstablished, ChainIPVSFilter, "kubernetes ipvs access filter")
-	rules := r.awaitLocalEndpoints()
+	rules := r.localEndpointPlaceholders()
 	if r.uses(ClusterIP) {
 		rules = append(rules, rule("served by IPVS", r.match(ClusterIP, "dst,dst"), "RETURN"))
 	}
@@ -464,7 +466,7 @@ func (r *ruleset) virtualAddresses(n *Node) {
 	if r.uses(HealthCheckPort) {
 		others = append(others, rule("health check node ports", r.healthCheck(), "RETURN"))
 	}
-	others = append(others, r.awaitSharedVIPs(n)...)
+	others = append(others, r.sharedVIPPlaceholders(n)...)
 	r.chain(nat.Filter, "KUBE-IPVS-NO-PORT", append(others, rule(noPort, "", r.reject()))...)
 	if r.uses(HealthCheckPort) {
 		r.jump(nat.Filter, "INPUT", ChainNodePort, "kubernetes health check service ports")

@@ -51,8 +51,8 @@ type VirtualServer struct {
 	Endpoints []Endpoint
 }
 
-// Endpoint is an endpoint, and what it is for a virtual server. Package reconcile keeps the
-// endpoints of all Services, so this is small.
+// Endpoint is an endpoint of a virtual server, with its settings as a real server. Package
+// reconcile keeps the endpoints of all Services, so this is small.
 type Endpoint struct {
 	Addr           netip.Addr
 	Port           uint16
@@ -82,7 +82,7 @@ func (e Endpoint) RealServer() ipvs.RealServer {
 	return ipvs.RealServer{Weight: int(e.Weight), MaxConnections: e.MaxConnections}
 }
 
-// active reports whether a real server accepts new connections.
+// active reports whether any real server of a list accepts new connections.
 func active(list []Endpoint) bool {
 	return slices.ContainsFunc(list, func(e Endpoint) bool { return e.Flags&IsRealServer != 0 && e.Weight > 0 })
 }
@@ -135,39 +135,38 @@ type serviceBuilder struct {
 	seen    map[ipvs.Key]bool
 
 	// Of the port and family being planned.
-	chosen chosen
-	lists  []endpointList
+	eps   chosen
+	lists []endpointList
 }
 
-// endpointList is a list of endpoints for a virtual server, and what it was built for. The
-// virtual servers of a port share it.
+// endpointList is the list of endpoints whose real servers are the active ones. Virtual servers of a
+// port with the same active endpoints share it.
 type endpointList struct {
 	active positions
 	list   []Endpoint
 }
 
-// addPort plans one port in one family. A VIP in two of the Service's lists is served
-// once, in the order cluster IP, external IP, load balancer IP, node port.
+// addPort plans one port in one family. An address in several of the Service's lists is served
+// once, as the first of: cluster IP, external IP, load balancer IP, node port.
 func (b *serviceBuilder) addPort(family ip.Family, p *service.Port) {
-	eps := choose(b.facts, family, p.Endpoints)
-	b.chosen, b.lists = eps, b.lists[:0]
-	b.addNoLocal(eps)
+	b.eps, b.lists = choose(b.facts, family, p.Endpoints), b.lists[:0]
+	b.addNoLocal()
 	b.addDepsOnEndpoints(p)
-	b.addClusterIPs(family, p, eps)
-	b.addExternalIPs(family, p, eps)
-	b.addLoadBalancers(family, p, eps)
-	b.addNodePorts(family, p, eps)
-	b.addHairpin(p, eps)
+	b.addClusterIPs(family, p)
+	b.addExternalIPs(family, p)
+	b.addLoadBalancers(family, p)
+	b.addNodePorts(family, p)
+	b.addHairpin(p)
 }
 
-func (b *serviceBuilder) addNoLocal(eps chosen) {
-	if len(eps.local) == 0 && len(eps.cluster) > 0 {
+func (b *serviceBuilder) addNoLocal() {
+	if len(b.eps.local) == 0 && len(b.eps.cluster) > 0 {
 		b.plan.NoLocal.Internal = b.plan.NoLocal.Internal || b.service.InternalLocal
 		b.plan.NoLocal.External = b.plan.NoLocal.External || b.service.ExternalLocal
 	}
 }
 
-// addDepsOnEndpoints records that the plan depends on hints, or on endpoints that
+// addDepsOnEndpoints records that the plan depends on zone hints, or on endpoints that
 // may be on unreachable nodes.
 func (b *serviceBuilder) addDepsOnEndpoints(p *service.Port) {
 	for i := range p.Endpoints {
@@ -181,12 +180,12 @@ func (b *serviceBuilder) addDepsOnEndpoints(p *service.Port) {
 	}
 }
 
-func (b *serviceBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chosen) {
-	endpoints := eps.cluster
+func (b *serviceBuilder) addClusterIPs(family ip.Family, p *service.Port) {
+	endpoints := b.eps.cluster
 	if b.service.InternalLocal {
 		// Without a node-local endpoint the connection is refused (KEP-2086,
 		// kubernetes#121371).
-		endpoints = eps.local
+		endpoints = b.eps.local
 	}
 	for _, a := range ofFamily(b.service.ClusterIPs, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
@@ -218,14 +217,14 @@ func (b *serviceBuilder) claimWhole() ClaimMode {
 	return ClaimAddress
 }
 
-// external returns the endpoints for external traffic. Under externalTrafficPolicy
+// externalEndpoints returns the endpoints for external traffic. Under externalTrafficPolicy
 // Local these are the node-local ones. On a node without any they are the cluster's,
 // for internal clients only: noLocal reports that external clients are dropped.
-func (b *serviceBuilder) external(eps chosen) (endpoints positions, noLocal bool) {
-	if b.service.ExternalLocal && len(eps.local) > 0 {
-		return eps.local, false
+func (b *serviceBuilder) externalEndpoints() (endpoints positions, noLocal bool) {
+	if b.service.ExternalLocal && len(b.eps.local) > 0 {
+		return b.eps.local, false
 	}
-	return eps.cluster, b.service.ExternalLocal && len(eps.cluster) > 0
+	return b.eps.cluster, b.service.ExternalLocal && len(b.eps.cluster) > 0
 }
 
 // keepsClient reports whether external traffic reaches the endpoints with the client's
@@ -234,7 +233,7 @@ func (b *serviceBuilder) keepsClient() bool {
 	return b.service.ExternalLocal && !b.service.Masquerade && !b.cfg.MasqueradeExternalLocal
 }
 
-func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chosen) {
+func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port) {
 	set := ExternalIP
 	if b.keepsClient() {
 		set = ExternalIPLocal
@@ -248,17 +247,17 @@ func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps c
 		if slices.Contains(b.service.LoadBalancers, a) {
 			precedence = FromStatus
 		}
-		if b.mayServe("spec.externalIPs", key, precedence, p.Endpoints) && b.addExternal(key, precedence, eps, false) {
+		if b.mayServe("spec.externalIPs", key, precedence, p.Endpoints) && b.addExternal(key, precedence, false) {
 			b.addMember(set, EntryOf(key))
 			b.claimShared(b.cfg.VIPs.ExternalIPs, b.last())
 		}
 	}
 }
 
-func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
+func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.mayServe("status.loadBalancer.ingress", key, FromStatus, p.Endpoints) && b.addExternal(key, FromStatus, eps, false) {
+		if b.mayServe("status.loadBalancer.ingress", key, FromStatus, p.Endpoints) && b.addExternal(key, FromStatus, false) {
 			b.addMember(LoadBalancer, EntryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, EntryOf(key))
@@ -275,19 +274,19 @@ func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps
 
 // addExternal adds a virtual server for an address other than a cluster IP. It returns
 // false if the address is already served.
-func (b *serviceBuilder) addExternal(key ipvs.Key, precedence Precedence, eps chosen, nodePort bool) bool {
-	endpoints, noLocal := b.external(eps)
+func (b *serviceBuilder) addExternal(key ipvs.Key, precedence Precedence, nodePort bool) bool {
+	endpoints, noLocal := b.externalEndpoints()
 	if !b.addVirtualServer(key, precedence, endpoints) {
 		return false
 	}
 	if noLocal {
 		b.addMember(NoLocalEndpoint, EntryOf(key))
 	}
-	b.addInternal(key, precedence, eps, nodePort)
+	b.addInternal(key, precedence, nodePort)
 	return true
 }
 
-func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen) {
+func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port) {
 	if p.NodePort == 0 {
 		return
 	}
@@ -295,10 +294,10 @@ func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps cho
 	for _, a := range ofFamily(b.facts.NodePorts, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.NodePort}
 		if a.IsLoopback() {
-			b.addLocalhost(key, eps)
+			b.addLocalhost(key)
 			continue
 		}
-		if b.addExternal(key, FromAllocator, eps, true) {
+		if b.addExternal(key, FromAllocator, true) {
 			b.addMember(NodePorts, EntryOf(key))
 			b.addNodePortMembers(family, key)
 		}
@@ -309,9 +308,9 @@ func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps cho
 // which gets all endpoints under any policy. Without an endpoint the port is left to
 // the kernel, which refuses it: IPVS would send its refusal to the replaced source of
 // the request (package nft). A process of the node that listens on the port keeps it, as under
-// kube-proxy. So does a client that may get the port: IPVS would treat the SYN-ACK that it awaits
-// as a request; see clientPortWarnings.
-func (b *serviceBuilder) addLocalhost(key ipvs.Key, eps chosen) {
+// kube-proxy. A port that the kernel may give to clients is left to them: IPVS would treat the
+// SYN-ACK for such a client as a request; see clientPortWarnings.
+func (b *serviceBuilder) addLocalhost(key ipvs.Key) {
 	b.plan.Deps |= OnLoopback
 	if b.facts.listensAtLoopback(key) {
 		b.reject("spec.ports.nodePort", "%s: a program on node %s listens on this port", key, b.facts.NodeName)
@@ -320,9 +319,9 @@ func (b *serviceBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 	if slices.ContainsFunc(b.facts.ClientPorts, func(r routing.PortRange) bool { return r.Has(key.Port) }) {
 		return
 	}
-	endpoints := eps.cluster
+	endpoints := b.eps.cluster
 	if b.cfg.LocalMark.Value == 0 {
-		endpoints, _ = b.external(eps)
+		endpoints, _ = b.externalEndpoints()
 	}
 	if len(endpoints) > 0 && b.addVirtualServer(key, FromAllocator, endpoints) {
 		b.addMember(NodePorts, EntryOf(key))
@@ -339,9 +338,9 @@ func (b *serviceBuilder) addNodePortMembers(family ip.Family, key ipvs.Key) {
 	}
 }
 
-// addSourceRanges restricts a load balancer VIP. A range that contains every address
-// lifts the restriction of its family, and that of the other one if that has no range:
-// 0.0.0.0/0 alone is written for "any client". If a range contains the node's address, the
+// addSourceRanges restricts a load balancer VIP, unless a range of its family contains every
+// address. If its family has no range, such a range of the other family counts: users write
+// 0.0.0.0/0 alone for "any client". If a range contains the node's address, the
 // node is allowed, with any source that its packets carry.
 func (b *serviceBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	ranges := filter(b.service.SourceRanges, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == family })
@@ -388,11 +387,11 @@ func (b *serviceBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 }
 
 // addHairpin lets node-local endpoints reach themselves through any VIP: such a packet
-// must be masqueraded, or the pod would reply to itself directly. It lists all
-// endpoints, ready or not, because connections outlive readiness.
-func (b *serviceBuilder) addHairpin(p *service.Port, eps chosen) {
-	for _, at := range eps.here {
-		dest := eps.all[at].Addr
+// must be masqueraded, or the pod would reply to itself directly. It lists those that are not
+// ready too, because connections outlive readiness.
+func (b *serviceBuilder) addHairpin(p *service.Port) {
+	for _, at := range b.eps.here {
+		dest := b.eps.all[at].Addr
 		b.addMember(LoopBack, ipset.Entry{
 			Addr: dest.Addr(), Port: dest.Port(), Protocol: p.Protocol, Addr2: dest.Addr(),
 		})
@@ -458,14 +457,14 @@ func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active positions) []E
 			return known.list
 		}
 	}
-	c := &b.chosen
+	c := &b.eps
 	out := make([]Endpoint, len(c.all))
 	for i := range c.all {
 		dest := &c.all[i].Addr
 		out[i] = Endpoint{Addr: dest.Addr(), Port: dest.Port(), Flags: IsEndpoint}
 	}
 	if protocol == ip.UDP && b.cfg.UDPDrain {
-		for _, at := range c.draining {
+		for _, at := range c.terminating {
 			out[at].Flags |= IsRealServer
 		}
 	}

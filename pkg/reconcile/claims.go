@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// The claim of a VIP changes after a restart with another configuration, or when an endpoint of any
-// Service that has it, or another node, gets its address. The VIP must stay local all the time:
+// The claim of a VIP changes after a restart with another configuration, or when another node, or an
+// endpoint of a Service with the VIP, gets its address. The VIP must stay local all the time:
 //
 //  1. While rules of the earlier configuration serve, the VIP keeps the earlier claim.
 //  2. The new claim is added.

@@ -23,7 +23,7 @@ func Cleanup(cfg *plan.Config, kernel Kernel) (kubeProxyActive bool, err error) 
 	return (&cleaner{r}).cleanup()
 }
 
-// cleaner removes everything from the kernel that is ours.
+// cleaner implements Cleanup and NotTakenOver.
 type cleaner struct{ *Reconciler }
 
 // cleanup deletes rules first, so that no rule refers to the sets, and virtual servers while

@@ -64,9 +64,9 @@ func (t *tables) setFoundDirty(o *ownedState) {
 	}
 }
 
-// preservesClientIP reports whether a member preserves the client address at a virtual server that
-// must change before the member is added; see mustChangeFirst.
-func (w *memberWriter) preservesClientIP(m *member) bool {
+// waitsForServer reports whether a member of a client IP set must wait, because its virtual server
+// must change first; see mustChangeFirst.
+func (w *memberWriter) waitsForServer(m *member) bool {
 	if w.t.servers.existing == 0 {
 		return false
 	}
@@ -117,10 +117,9 @@ func (t *serverTable) portMustChangeFirst(family ip.Family, protocol ip.Protocol
 	return false
 }
 
-// deleteFromClientIPSets deletes the members of client IP sets that are not desired although
-// their virtual server stays. It deletes them even if the virtual server does not change: internal
-// clients must not lose the fwmark, and with it the masquerade mark, while the client address is
-// still preserved.
+// deleteFromClientIPSets deletes the undesired members of client IP sets whose virtual server stays.
+// It does so even if the virtual server does not change: internal clients must not lose the fwmark,
+// and with it the masquerade mark, while the client address is still preserved.
 func (w *memberWriter) deleteFromClientIPSets() {
 	var changes []ipset.Change
 	for m := range w.t.members.allDirty() {

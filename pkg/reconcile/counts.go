@@ -27,12 +27,11 @@ type spotChecker struct {
 	countBudget int       // members of large sets that may be counted
 }
 
-// differs returns the parts of the kernel that a cheap check finds different from the
-// cached state. If only virtual servers differ, sets need not be read. It compares: the number of
-// IPv4 virtual servers; the member counts of small sets and, in turn, of large ones; one random
-// member of each large set; the real servers of a few virtual servers, others with each call. Its
-// cost does not grow with the number of Services. What cannot be read counts as equal. It must not
-// be called during an observation or a resync.
+// differs returns the parts of the kernel that cheap checks find different from the
+// cached state. They compare: the number of IPv4 virtual servers; the member counts of small sets
+// and, in turn, of large ones; one random member of each large set; the real servers of a few virtual
+// servers, others with each call. The cost does not grow with the number of Services. What cannot be
+// read counts as equal. It must not be called during an observation or a resync.
 func (c *spotChecker) differs() extent {
 	switch {
 	case c.membersMissing():
@@ -143,18 +142,18 @@ func (c *spotChecker) nextToCheck() []*server {
 	if len(c.toCheck) == 0 {
 		c.toCheck = slices.Collect(c.t.servers.records.Some(sampledSlots))
 	}
-	now := c.toCheck[:min(len(c.toCheck), checkedAtOnce)]
-	if c.toCheck = c.toCheck[len(now):]; len(c.toCheck) == 0 {
+	next := c.toCheck[:min(len(c.toCheck), checkedAtOnce)]
+	if c.toCheck = c.toCheck[len(next):]; len(c.toCheck) == 0 {
 		c.toCheck = nil // release its array
 	}
-	return now
+	return next
 }
 
 // realServersDiffer checks the next virtual servers. They include those of IPv6, which the kernel
 // does not count.
 func (c *spotChecker) realServersDiffer() bool {
 	differs := false
-	// A difference that a comparison does not find must not keep the others from being checked.
+	// All are checked even after a difference: one that each comparison misses must not hide others.
 	for _, s := range c.nextToCheck() {
 		if !s.exists {
 			continue

@@ -73,9 +73,9 @@ func (ns *nodeSections) recordDemands() {
 	}
 }
 
-// refusedDemands marks as in use each set whose placeholder rules the kernel or iptables
+// recordRefusedDemands marks as in use each set whose placeholder rules the kernel or iptables
 // refuses. Their rules on demand are then written at once.
-func (ns *nodeSections) refusedDemands(omitted []nat.OmittedRule) {
+func (ns *nodeSections) recordRefusedDemands(omitted []nat.OmittedRule) {
 	for _, o := range omitted {
 		for _, name := range nat.Arguments(o.Rule, "--add-set") {
 			ns.sets.demand(name)

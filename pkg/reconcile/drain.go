@@ -42,8 +42,8 @@ type silence struct {
 	expires time.Time
 }
 
-// update notes its connections as of a check. The function returns when the longest-lived conntrack
-// entry of the real server expires, or zero if that is unknown.
+// update notes the connections of the real server as of a check. expires returns when its
+// longest-lived conntrack entry expires, or zero if that is unknown.
 func (s *silence) update(now time.Time, is ipvs.Connections, expires func() time.Time) {
 	was := s.last
 	s.last = is
@@ -214,18 +214,18 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			f.problems.add(r.servers.owners(key), err)
 			continue
 		}
-		for dest, silence := range d.draining[key] {
+		for dest, s := range d.draining[key] {
 			if want != nil && want.is(dest, plan.IsRealServer) {
 				d.remove(key, dest) // desired again; after an unanswered write, a resync may have found its weight restored
 				continue
 			}
-			if silence.removed {
-				silence.update(now, conns[dest], func() time.Time { return r.acknowledgedUntil(key, dest, now) })
-				d.draining[key][dest] = silence
+			if s.removed {
+				s.update(now, conns[dest], func() time.Time { return r.acknowledgedUntil(key, dest, now) })
+				d.draining[key][dest] = s
 			}
 			_, unreachable := lost[dest]
 			left := conns[dest].Active + conns[dest].Inactive
-			if unreachable || silence.exceeds(deadline, now) || left == 0 && d.mayDelete(want) {
+			if unreachable || s.exceeds(deadline, now) || left == 0 && d.mayDelete(want) {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
 				cuts[c] = Cut{key, dest, left, unreachable}
@@ -263,10 +263,10 @@ const (
 	establishedTimeout = "net/netfilter/nf_conntrack_tcp_timeout_established"
 )
 
-// acknowledgedUntil returns when the longest-lived conntrack entry of a real server expires whose
-// packets are acknowledged. If there is none, it is a fixed time in the past. It returns zero if
-// that is unknown: without conntrack, for protocols other than TCP, and if the timeout of established
-// connections is so short that it does not tell.
+// acknowledgedUntil returns the latest expiry among a real server's conntrack entries of connections
+// with acknowledged packets, or a fixed time in the past if there are none. It returns zero if that
+// is unknown: without conntrack, for protocols other than TCP, and if established connections have
+// so short a timeout that it does not distinguish them.
 func (r *Reconciler) acknowledgedUntil(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Time {
 	address, known := r.marks.addressOf(key)
 	if !known || address.Protocol != ip.TCP || r.kernel.Conntrack == nil {

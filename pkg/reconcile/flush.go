@@ -81,8 +81,8 @@ func (f *flush) flushTables() {
 // flushServers adds and updates virtual and real servers, all additions before the first
 // removal, and removes stale real servers. Fwmark virtual servers come first: before the
 // virtual server of the address loses endpoints of other nodes, internal clients must already
-// use the fwmark one. Internal clients that lose theirs use the virtual server of the address
-// only once that has its endpoints and no others.
+// use the fwmark one. Conversely, a fwmark is removed (deleteFromLocal) only once the virtual server
+// of the address has exactly its desired endpoints, because internal clients then use that one.
 func (f *flush) flushServers() {
 	grow, shrink := f.servers.due()
 	f.servers.apply(grow, shrink...)

@@ -1,6 +1,3 @@
-// Package reconcile reconciles the kernel with the plan. It caches what it has programmed, so
-// that a change of one Service costs only that change. It reads the kernel at startup,
-// periodically, and after an error, and repairs drift.
 package reconcile
 
 import (

@@ -88,9 +88,9 @@ func (x *markIndex) listedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 	return address, ok
 }
 
-// desiredServer returns the desired virtual server; nil if none is desired. A fwmark virtual server is desired only
-// once a member proves it to be ours, and only while its Service has precedence at the address
-// and port too.
+// desiredServer returns the desired virtual server; nil if none is desired. A fwmark virtual server is
+// desired only once a member proves it to be ours, and only while its Service has precedence at the
+// address and port too.
 func (t *tables) desiredServer(key ipvs.Key) *wantedServer {
 	if s := t.servers.records.Get(key); s != nil {
 		return t.desiredIn(s)

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// memberTable has the members of sets; its values are marks. Its setCached and clearCached replace
-// those of table, and count.
+// memberTable has the members of sets; its values are marks. Its setCached and clearCached shadow
+// those of table, to count the members of each set.
 type memberTable struct {
 	table[memberKey, uint32, uint32]
 	sets *sets
@@ -79,10 +79,9 @@ func (t *memberTable) clearCachedSet(name string) {
 
 // serverOf returns the virtual server that a member configures. It returns false for a member
 // that is an address or a port alone, or an endpoint that connects to itself.
-func serverOf(m plan.Member) (ipvs.Key, bool) {
+func serverOf(m plan.Member) (key ipvs.Key, configures bool) {
 	e := m.Entry
-	about := e.Addr.IsValid() && e.Protocol != 0 && m.Set != plan.LoopBack.In(ip.Of(e.Addr))
-	return plan.KeyOf(e), about
+	return plan.KeyOf(e), e.Addr.IsValid() && e.Protocol != 0 && m.Set != plan.LoopBack.In(ip.Of(e.Addr))
 }
 
 // desiredMember returns the desired mark of a member, and whether the member is desired. A
@@ -97,13 +96,13 @@ func (t *tables) desiredMember(m *member) (mark uint32, desired bool) {
 	if !t.vips.followsClaim(m) {
 		return 0, false
 	}
-	key, about := serverOf(full)
-	if !about || !t.servers.wanted(key) {
+	key, configures := serverOf(full)
+	if !configures || !t.servers.wanted(key) {
 		return m.value, m.wanted()
 	}
 	for _, name := range []types.NamespacedName{nodeOwner.Name, t.servers.winner(key)} {
-		if of, wanted := t.members.wantOf(m, name); wanted {
-			return of.value, true
+		if w, wanted := t.members.wantOf(m, name); wanted {
+			return w.value, true
 		}
 	}
 	return 0, false
@@ -112,12 +111,12 @@ func (t *tables) desiredMember(m *member) (mark uint32, desired bool) {
 // setMembersDirty makes all members dirty that the owners want for a virtual server.
 func (t *tables) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
 	for _, name := range owners {
-		p := t.owned.Get(name)
-		if p == nil {
+		o := t.owned.Get(name)
+		if o == nil {
 			continue
 		}
-		for _, m := range p.members {
-			if about, ok := serverOf(t.sets.member(m.key)); ok && about == key {
+		for _, m := range o.members {
+			if of, configures := serverOf(t.sets.member(m.key)); configures && of == key {
 				t.members.setDirty(m)
 			}
 		}
@@ -145,7 +144,7 @@ func (w *memberWriter) add() {
 		switch {
 		case desired && set.failed:
 			w.t.members.setStuck(m) // setSection reports the missing set
-		case desired && !m.exists && w.preservesClientIP(m): // added after the virtual server changed
+		case desired && !m.exists && w.waitsForServer(m): // added after the virtual server changed
 		case desired && !m.exists && w.t.vips.waitsForClaim(m): // added once the VIP is claimed in the new way
 		case w.t.marks.waitsForWeights(m, want) || desired && w.t.marks.waitsForDrainEntry(m, want):
 		case desired && different:

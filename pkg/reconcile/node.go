@@ -24,7 +24,7 @@ type nodeSections struct {
 	kernel Kernel
 
 	input nodeInput
-	// planned is what the plan of the node was computed from last, without what has no effect on it.
+	// planned is what the plan of the node was computed from last; see plan.Relevant.
 	planned plan.Node
 	node    nodeState
 	cached  cachedState // the node's state in the kernel
@@ -131,11 +131,11 @@ func (r *Reconciler) planNode() bool {
 	}
 	in.stale, in.warnings, in.Uses = false, nil, r.sets.uses
 	// Computing the plan takes most of the time of a pod's start, which rarely changes it.
-	planned := plan.Relevant(r.cfg, &in.Node)
-	if reflect.DeepEqual(planned, r.planned) {
+	relevant := plan.Relevant(r.cfg, &in.Node)
+	if reflect.DeepEqual(relevant, r.planned) {
 		return false
 	}
-	r.planned = planned
+	r.planned = relevant
 	desired := plan.ForNode(r.cfg, &in.Node)
 	r.possibleJumps = possibleJumps(r.cfg, in.Node)
 	in.Bound = plan.MergeBindings(in.Bound, desired.Bound)
@@ -146,8 +146,8 @@ func (r *Reconciler) planNode() bool {
 	return true
 }
 
-// possibleJumps returns the jumps that a node has if all its sets are in use. An observation must know
-// them before the sets in use are known, to tell which jumps other programs' rules affect.
+// possibleJumps returns the jumps that a node has if all its sets are in use. An observation needs
+// them before the sets in use are known, to report which jumps other programs' rules affect.
 func possibleJumps(cfg *plan.Config, n plan.Node) []nat.Jump {
 	n.Uses = nil
 	return plan.ForNode(cfg, &n).NAT.Jumps
@@ -179,8 +179,8 @@ func (r *Reconciler) setNode(desired plan.NodePlan) {
 	}
 }
 
-// Concerns returns a function that reports whether a change of a chain may affect the desired
-// state of any node. It may be called concurrently.
+// Concerns returns a function that reports whether a changed chain may contain rules of ours, on any
+// node. The function may be called concurrently.
 func Concerns(cfg *plan.Config) func(nat.Chain) bool {
 	bare := plan.ForNode(cfg, &plan.Node{})
 	own := ownedRules(&bare, nil)
@@ -189,7 +189,8 @@ func Concerns(cfg *plan.Config) func(nat.Chain) bool {
 
 // flushNode reconciles the sections, each before those that depend on it: rules match sets,
 // and a mark has no effect before its policy rule exists. The policy rules of an earlier
-// configuration stay as long as its chains, which set the marks.
+// configuration stay as long as its chains, which set the marks. While otherRulesServe, only the
+// chains of mangle are written.
 func (f *flush) flushNode() {
 	before := len(f.problems)
 	f.flushAll(f.ns.sysctls(), f.ns.link(), f.ns.setSection(), f.ns.gatewaysToAdd(), f.ns.rulesToAdd())
@@ -216,8 +217,7 @@ func (f *flush) flushNode() {
 	f.ns.node.dirty = f.nodeFailed || f.hasDeferredRemovals()
 }
 
-// deleteReplaced deletes what served instead of our rules and claims, now that every Service is
-// served without it.
+// deleteReplaced deletes earlier rules, routes and tables once every Service is served without them.
 func (f *flush) deleteReplaced() {
 	if !f.t.pruning || !f.ns.node.dirty {
 		return

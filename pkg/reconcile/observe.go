@@ -89,8 +89,8 @@ type reader struct {
 // observe reads all parts of the kernel concurrently, because some wait for a program. If
 // any part cannot be read it fails: a failed read must never be taken for empty state. There are
 // three exceptions. An unreadable sysctl is written, and the write reports the error. Unreadable
-// leftovers of kube-proxy are recorded (leftovers.unread, kubeProxyErr) and left unchanged. Of
-// unreadable nftables rules of other programs, those read before stay known (nativeErr).
+// leftovers of kube-proxy are recorded (leftovers.unread, kubeProxyErr) and left unchanged. If
+// nftables rules of other programs cannot be read (nativeErr), those of the last read count.
 func (r reader) observe() (*observation, error) {
 	o := observation{extent: r.extent, writes: r.writes, nat: map[ip.Family]nat.State{}}
 	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}

@@ -1,3 +1,6 @@
+// Package reconcile reconciles the kernel with the plan. It caches what it has programmed, so
+// that a change of one Service costs only that change. It reads the kernel at startup,
+// periodically, and after an error, and repairs drift.
 package reconcile
 
 import (
@@ -16,8 +19,8 @@ import (
 // Reconciler adds the order of writes, comparisons with the kernel, and the schedule.
 //
 // At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune
-// and Flush. From then on call Flush after changes, Step when it is due (see Next), and Settle
-// after both.
+// and Flush. From then on call Set, Delete and SetNode as objects change, then Flush; Step when it is
+// due (see Next); and Settle after Flush and Step.
 type Reconciler struct {
 	*nodeSections
 	schedule

@@ -52,8 +52,8 @@ func (r *Reconciler) runResync(o *observation) int {
 // do the rest. No observation may begin before resync.end.
 func (r *Reconciler) beginResync(o *observation) *resync {
 	if o.writes != r.sectionWrites {
-		// What was observed of the sections may be older than those writes. Changes from it are
-		// wrong if the desired state has changed meanwhile.
+		// The observed state of the sections may be older than a write. Changes derived from it may
+		// then be wrong, so another comparison follows soon.
 		r.compareSoon(time.Now(), extent{rules: true, routing: true})
 	}
 	r.node.dirty = true
@@ -73,7 +73,7 @@ func (r *Reconciler) beginResync(o *observation) *resync {
 	return d
 }
 
-// takeRules replaces the part of the cached state that iptables and nft list.
+// takeRules caches the observed rules of iptables and nftables.
 func (ns *nodeSections) takeRules(o *observation) {
 	ns.cached.nat = o.nat
 	ns.seen = maps.Clone(o.nat)
@@ -86,7 +86,7 @@ func (ns *nodeSections) takeRules(o *observation) {
 	for _, family := range ns.cfg.Families {
 		ns.markUses = append(ns.markUses, o.nat[family].Marks...)
 		ns.translations = append(ns.translations, o.nat[family].Translations...)
-		ns.refusedDemands(o.nat[family].Omitted)
+		ns.recordRefusedDemands(o.nat[family].Omitted)
 	}
 	if ns.nativeErr = o.nativeErr; o.nativeErr == nil {
 		ns.nativeMarks = o.native

@@ -112,7 +112,7 @@ func (x *markIndex) fwmarkOf(m *member) (fwm ipvs.Key, exists bool) {
 
 // addDrainEntriesOfReplaced adds the drain entries of virtual servers whose member of plan.Local
 // is about to get another mark. It also adds those of new virtual servers, if the address is
-// served already: add then adds the mark only after the real servers (waitsForWeights).
+// served already: add then waits with the mark until the real servers exist (waitsForWeights).
 func (w *memberWriter) addDrainEntriesOfReplaced() {
 	entries := map[ipvs.Key]ipvs.Key{}
 	for m := range w.t.members.allDirty() {

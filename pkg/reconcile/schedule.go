@@ -39,8 +39,8 @@ const (
 //     maxStatePeriod. Spot checks find missing state much earlier.
 //   - Rules: after the kernel reported a change, and every maxPeriods. If the kernel does not
 //     report changes (iptables-legacy): every period.
-//   - Routing: after a report that anything may have been deleted; also together with the state while that has fewer
-//     than routingSize entries, and every maxPeriods with more.
+//   - Routing: after a report that anything may have been deleted; also as often as the state while
+//     that has fewer than routingSize entries, and every maxPeriods with more.
 const (
 	stateSize      = 2000
 	routingSize    = 4 * stateSize
@@ -56,10 +56,9 @@ const spotCheckPeriod = time.Second
 // before other changes get their turn.
 const drainBatch = 256
 
-// schedule holds what the Reconciler does next, and when. It compares in these steps. A time comes,
-// or an event requests a comparison (compareSoon). observe reads the kernel in another goroutine.
-// readStep begins a resync with the result. resyncStep continues it, and repairs the differences at
-// its end.
+// schedule holds what the Reconciler does next, and when. A comparison starts when it is due, or soon
+// after an event requests it (compareSoon). observe reads the kernel in another goroutine. readStep
+// begins a resync with the result. resyncStep continues it, and repairs the differences at its end.
 type schedule struct {
 	periods Periods
 	retries *retries
@@ -121,8 +120,8 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 	return r.servers.existing, nil
 }
 
-// Prune declares that every Service is known: from now on undesired state is deleted. It adds
-// all UDP flows to those to check, because an earlier process may have left stale ones.
+// Prune declares that every Service is known: from now on undesired state is deleted. The next Flush
+// also deletes stale UDP flows of all virtual servers, because an earlier process may have left some.
 func (r *Reconciler) Prune() {
 	r.pruning = true
 	r.vips.replaceWrongScope()

@@ -66,7 +66,7 @@ func perChange[C change](do func(C)) func([]C, []kernel.Failure[C]) {
 }
 
 // whole returns a done for a section whose state is unknown after a refusal: it updates the
-// cached state only if no change was refused. The observation that follows an error reads it.
+// cached state only if no change was refused. Otherwise the observation that follows an error does.
 func whole[C fmt.Stringer](do func()) func([]C, []kernel.Failure[C]) {
 	return func(_ []C, failures []kernel.Failure[C]) {
 		if len(failures) == 0 {

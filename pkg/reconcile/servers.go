@@ -11,7 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// serverTable has the virtual servers. Its setCached and clearCached replace those of table, and count.
+// serverTable has the virtual servers. Its setCached and clearCached shadow those of table, to count.
 type serverTable struct {
 	table[ipvs.Key, wantedServer, cachedServer]
 	realServers int                   // in the kernel
@@ -111,19 +111,20 @@ func (w *serverWriter) due() (grow, shrink []ipvs.Change) {
 
 // dirty returns the dirty virtual servers, those last in the kernel's list first.
 //
+// This is for the case that another program deleted all virtual servers, in the order of that list.
 // The kernel keeps each deleted real server for two minutes or more, and looks each added one up
 // among them, from the last deleted to the first (ip_vs_trash_get_dest in
-// net/netfilter/ipvs/ip_vs_ctl.c). If all virtual servers were deleted, in the order of the
-// list, each look-up in this order ends at the first entry. In another order the
-// look-ups take time that grows with the square of the number of real servers.
+// net/netfilter/ipvs/ip_vs_ctl.c). If the last deleted is added first, each look-up ends at the first
+// entry. Otherwise the look-ups take time that grows with the square of the number of real servers.
 func (w *serverWriter) dirty() []*server {
 	dirty := slices.Collect(w.t.servers.allDirty())
 	slices.SortStableFunc(dirty, func(a, b *server) int { return cmp.Compare(b.cached.place, a.cached.place) })
 	return dirty
 }
 
-// serverChanges returns the changes that make a virtual server as desired. It allocates nothing if
-// there are none, however many real servers drain.
+// serverChanges returns the changes that turn a virtual server into the desired one. It adds TCP real
+// servers that are to drain to the drainer. It allocates nothing if there are no changes, however many
+// real servers drain.
 func (t *tables) serverChanges(s *server, want *wantedServer) []ipvs.Change {
 	var have *cachedServer
 	if s.exists {
@@ -155,8 +156,8 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 	plan.OrderRealServers(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
 }
 
-// delete deletes virtual servers that are not desired, except those that mustDrain
-// retains. Those in unsure are deleted too: without their members they would look foreign.
+// delete deletes virtual servers that are not desired, except those for which mustDrain
+// holds. Those in unsure are deleted too: without their members they would look foreign.
 // Fwmark virtual servers are deleted last: without its own, an internal client would use the
 // virtual server of the address, whose endpoints are for external clients.
 func (w *serverWriter) delete() {
@@ -196,8 +197,8 @@ func (w *serverWriter) apply(changes []ipvs.Change, later ...ipvs.Change) {
 	w.addFlows(changes)
 }
 
-// clean makes changed virtual servers clean if they are up to date. It skips those that later
-// changes too. Comparing a virtual server takes time for each real server, so each is compared once,
+// clean makes changed virtual servers clean if they are up to date. It skips those with changes in
+// later. Comparing a virtual server takes time for each real server, so each is compared once,
 // however many of its real servers changed.
 func (w *serverWriter) clean(changes, later []ipvs.Change) {
 	seen := map[ipvs.Key]bool{}

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// setState is a set in the kernel, and the number of its members.
+// setState is what is known of a set, and the numbers of its members.
 type setState struct {
 	name     string
 	set      ipset.Set // if it exists
@@ -81,7 +81,8 @@ func (s *sets) member(k memberKey) plan.Member {
 
 // use records that a set is in use, so that the plan has rules that match it. Before Prune, a set
 // is in use if it has members or ever had desired ones. After Prune, only desired members count. The
-// sets of plan.Demands are in use while they have members. The map is immutable, because the node's plan has it.
+// sets of plan.Demands stay in use once they have had members. The map is immutable, because the
+// node's plan has it.
 func (s *sets) use(name string) {
 	if !s.uses[name] {
 		uses := maps.Clone(s.uses)

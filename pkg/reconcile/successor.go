@@ -109,10 +109,10 @@ func (cl *cleaner) tablesToRemove() []nft.KubeProxyChange {
 	})
 }
 
-// serversToRemove returns the virtual servers that Cleanup deletes. A kube-proxy in IPVS mode does
-// not know fwmark virtual servers. Such a virtual server stays while it has connections. IPVS finds
-// an established connection without the mark, and no new ones begin once the rules that set the
-// mark are deleted.
+// serversToRemove returns the virtual servers that Cleanup deletes. Where kube-proxy has taken over in
+// IPVS mode, these are only the fwmark virtual servers, which it does not know, and an error for each
+// that still has connections. Such a one stays: IPVS finds an established connection without the
+// mark, and no new ones begin once the rules that set the mark are deleted.
 func (cl *cleaner) serversToRemove() ([]ipvs.Change, []error) {
 	var out []ipvs.Change
 	var errs []error

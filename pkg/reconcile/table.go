@@ -234,8 +234,8 @@ func (t *table[K, W, C]) compact() {
 	}
 }
 
-// retry makes stuck keys dirty again: those that one of the owners wants or, with the zero
-// name, those that no Service wants.
+// retry makes stuck keys dirty again: those that a Service in due wants or, if the zero name is in
+// it, those that no Service wants.
 func (t *table[K, W, C]) retry(due map[types.NamespacedName]bool) {
 	for _, r := range t.stuck {
 		owners := t.owners(r.key)

@@ -12,9 +12,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// tables is the desired and the cached state that Services own, and what is indexed by it. It
-// decides what is desired and dirty, and writes nothing. A method of tables needs several of its
-// parts; those that need one part are methods of that.
+// tables is the desired and the cached state that Services own, with its indexes. It decides what is
+// desired and dirty, and writes nothing. Methods of tables need several of its parts; those that need
+// only one are methods of that part.
 type tables struct {
 	cfg *plan.Config
 
@@ -31,8 +31,8 @@ type tables struct {
 	drainer   drainer
 
 	foundServers bool // Load found virtual servers of ours or kube-proxy's
-	rulesCurrent bool // the rules in the kernel are the plan's
-	pruning      bool // all Services are known: undesired state may be deleted
+	rulesCurrent bool // the rules in the kernel are the plan's, no earlier ones; see detectCurrentRules
+	pruning      bool // Prune was called: all Services are known, so undesired state is deleted
 }
 
 type (
@@ -41,7 +41,7 @@ type (
 	vipRecord = record[plan.VIP, struct{}, struct{}]
 )
 
-// ownedState is what one Service, or the node, wants.
+// ownedState lists the records that one Service, or the node, wants.
 type ownedState struct {
 	owner   *Owner
 	servers []*server
@@ -90,7 +90,7 @@ func (t *tables) setDesired(owner *Owner, desired plan.ServicePlan) {
 		o = &ownedState{owner: owner}
 		t.owned.Put(o)
 	}
-	if !o.owner.Created.Equal(owner.Created) {
+	if !o.owner.Created.Equal(owner.Created) { // the Service was deleted and created again
 		o.owner = owner
 	}
 	o.deps = desired.Deps

@@ -36,8 +36,8 @@ func (t *vipTable) replaceWrongScope() {
 // cached state of desired VIPs, so that the next Flush claims them again, and returns their number.
 func (t *vipTable) noteRemoved(removals []routing.Removal) int {
 	n := 0
-	for _, l := range removals {
-		v := t.records.Get(plan.VIP{Addr: l.Addr, Claim: t.claimOf(l.Table)})
+	for _, r := range removals {
+		v := t.records.Get(plan.VIP{Addr: r.Addr, Claim: t.claimOf(r.Table)})
 		if v != nil && t.desired(v) && v.exists {
 			t.clearCached(v)
 			t.setDirty(v)
@@ -48,8 +48,7 @@ func (t *vipTable) noteRemoved(removals []routing.Removal) int {
 	return n
 }
 
-// claimOf returns the claim of a VIP that has a route in a table, or an address if table is
-// 0.
+// claimOf returns the claim of a VIP with a route in a table, or with an address if table is 0.
 func (t *vipTable) claimOf(table int) plan.ClaimMode {
 	switch table {
 	case 0:

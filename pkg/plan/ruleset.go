@@ -121,8 +121,7 @@ func rule(comment, match, target string) nat.Rule {
 	return nat.Rule(match + `-m comment --comment "` + comment + `" -j ` + target)
 }
 
-// services writes the chains that decide about the first packet of a connection whether it is
-// masqueraded:
+// services writes the chains that decide, by its first packet, whether a connection is masqueraded:
 //
 //	-A PREROUTING, OUTPUT -j KUBE-SERVICES
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN

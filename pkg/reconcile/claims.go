@@ -33,11 +33,11 @@ func (t *vipTable) claimedByPort(a netip.Addr) bool {
 	return t.wanted(plan.VIP{Addr: a, Claim: plan.ClaimPort})
 }
 
-// yields reports whether the route of a VIP yields to a claim by port: one Service shows that the
-// VIP is another node's address, and all that claim it by route do so under ClaimAuto. The route
-// would cut off that node, the first Service's endpoints included. Their plans list the VIP in
-// plan.SharedVIPs; those of Services that need the route do not. A Service that names an external IP
-// in its spec cannot change the claim of one that got the address as its load balancer IP.
+// yields reports whether the route of a VIP yields to a claim by port: a Service that wants this claim
+// shows that the VIP is the address of another node, which the route would cut off. All Services that
+// want the route must do so under ClaimAuto: their plans list the VIP in plan.SharedVIPs, others do
+// not. A Service with the VIP as its external IP cannot change the claim of one that got it as its
+// load balancer IP.
 func (t *vipTable) yields(v *vipRecord) bool {
 	if v.key.Claim != plan.ClaimRoute {
 		return false

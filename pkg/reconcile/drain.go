@@ -27,7 +27,7 @@ type drainer struct {
 	checkAt  time.Time  // next check
 }
 
-// silence tells for how long a draining real server without an endpoint has not answered.
+// silence records for how long a draining real server without an endpoint has not answered.
 type silence struct {
 	removed bool             // it has no endpoint; without that, nothing else is set
 	read    bool             // last and answered are set

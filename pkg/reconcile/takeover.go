@@ -30,9 +30,9 @@ func (f *flush) otherRulesServe() bool {
 }
 
 // waitsForPrune reports whether the virtual servers, members and VIPs in the kernel stay as they
-// are until every Service is known, because other rules serve them. Those rules need not match
-// every set: both kube-proxy and we write a rule once its set has a member. Connections to the
-// first Service of a kind, or to the other endpoints after externalTrafficPolicy changed, would
+// are until every Service is known, because other rules serve them. Those rules match only sets that
+// had members, because both kube-proxy and we write a rule once its set has one. So connections to
+// the first Service of a kind, or to the other endpoints after externalTrafficPolicy changed, would
 // not be masqueraded. Prune follows within moments; then all members are added, the rules are
 // replaced, and the virtual servers change. In iptables mode kube-proxy's rules translate packets
 // before IPVS sees them, so the virtual servers are added beside them.

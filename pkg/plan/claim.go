@@ -192,8 +192,8 @@ func (c *Config) deviceMark() uint32 {
 	return c.VIPs.Mark | v&-v
 }
 
-// claimsPorts reports whether a VIP is, or may be, claimed by port: because of the
-// configuration or, after a restart, of an earlier configuration whose claims still exist.
+// claimsPorts reports whether a VIP is claimed by port, be it by an earlier configuration whose claims
+// still exist. If u is nil (all sets), it reports whether the configuration allows such claims.
 func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
 	return (u != nil || c.VIPs.mayClaimPorts()) && u.Has(PortVIPs, f)
 }
@@ -254,61 +254,35 @@ func (r *ruleset) claims() {
 	r.unroutedClaims()
 }
 
-// unroutedClaims drops packets for claimed ports that leave the node although they carry the claim
-// mark: another program, such as systemd-networkd at its start, has deleted our policy rule, or the
-// VIP is not claimed yet. Package routing's Guard adds the rule again within milliseconds, and the
-// sender retransmits. If the packet left instead, the kernel would drop the conntrack entry of a
-// masqueraded flow (nf_nat_oif_changed), and another host might reset the connection. The rule in
-// FORWARD precedes those of table filter that reject. Frames that are switched between ports of
-// another bridge may carry the mark too; they leave by no outer interface:
+// claimRules marks packets for a port of a Service: in PREROUTING, and in OUTPUT for
+// the node's own packets, which already carry the node's address. IPVS would accept the
+// latter without a mark too, but those scheduled to an endpoint in the node's network
+// would still leave through the interface towards the VIP. RELATED matches ICMP errors
+// of a connection, such as "fragmentation needed", which have no port to match:
 //
-//	-A FORWARD, POSTROUTING -o eth0 -m mark --mark 0x4/0x4 -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNROUTED     (each outer interface)
-//	-A KUBE-IPVS-UNROUTED -m set --match-set KUBE-LOAD-BALANCER dst,dst -j DROP     (external IPs alike)
-func (r *ruleset) unroutedClaims() {
-	for _, hook := range []string{"FORWARD", "POSTROUTING"} {
-		for _, link := range r.outerLinks {
-			match := fmt.Sprintf("-o %s -m mark --mark %#[2]x/%#[2]x %s", link, r.cfg.VIPs.Mark, r.match(PortVIPs, "dst"))
-			r.jumpFirst(nat.Mangle, hook, match, "KUBE-IPVS-UNROUTED", "kubernetes claimed ports")
-		}
+//	-A KUBE-IPVS-CLAIM -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
+//	-A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
+//	-A KUBE-IPVS-CLAIM -p icmp -m conntrack --ctstate RELATED -j MARK --set-xmark 0x4/0x4
+func (r *ruleset) claimRules() []nat.Rule {
+	var rules []nat.Rule
+	if r.uses(Refused) {
+		rules = append(rules, rule("no endpoint for this port", "-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "RETURN"))
 	}
+	rules = append(rules, r.claimMarks()...)
+	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", r.claimMark()))
+}
+
+// claimMarks returns the rules that mark packets for the ports of VIPs.
+func (r *ruleset) claimMarks() []nat.Rule {
 	var rules []nat.Rule
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
-		rules = append(rules, rule("not routed to this node", r.match(set, "dst,dst"), "DROP"))
+		rules = append(rules, rule("claimed port", r.match(set, "dst,dst"), r.claimMark()))
 	}
-	r.chain(nat.Mangle, "KUBE-IPVS-UNROUTED", rules...)
+	return rules
 }
 
-// segmentSize limits the size of TCP segments to VIPs claimed by port to the MTU of the path to the
-// endpoint. Otherwise uploads would hang: to tell the client, IPVS would send an ICMP error with the
-// VIP as its source, and the kernel drops it, because the VIP is no local IPv4 address. The endpoint
-// announces the size in its SYN-ACK, which passes FORWARD before IPVS changes its source. The
-// rule also matches the SYN-ACKs of other forwarded connections. The MTU limits those as well:
-//
-//	-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -m conntrack --ctdir REPLY -j KUBE-IPVS-MSS
-//	-A KUBE-IPVS-MSS -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu
-//
-// The kernel accepts the target only in a rule that matches SYN itself.
-func (r *ruleset) segmentSize() {
-	if r.family != ip.IPv4 {
-		return
-	}
-	const syn = "-p tcp -m tcp --tcp-flags SYN,RST SYN"
-	r.jumpFirst(nat.Mangle, "FORWARD", syn+" -m conntrack --ctdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
-	r.chain(nat.Mangle, "KUBE-IPVS-MSS", nat.Rule(syn+" -j TCPMSS --clamp-mss-to-pmtu"))
-}
-
-// claimedForward returns the KUBE-FORWARD rules for requests to VIPs claimed by port; see
-// forward.
-func (r *ruleset) claimedForward() []nat.Rule {
-	if !r.usesPortClaims() {
-		return nil
-	}
-	var rules []nat.Rule
-	if r.uses(LoadBalancerFW) {
-		rules = append(rules, rule("kubernetes load balancer source ranges", r.notAllowed(), ChainFirewall))
-	}
-	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
-	return append(rules, rule("kubernetes unclaimed ports", r.match(PortVIPs, "dst"), "KUBE-IPVS-UNCLAIMED"))
+func (r *ruleset) claimMark() string {
+	return fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", r.cfg.VIPs.Mark)
 }
 
 // claimsInRaw marks packets for claimed ports in table raw if another program's rules in
@@ -333,35 +307,61 @@ func (r *ruleset) claimsInRaw() {
 	r.chain(nat.Raw, chainClaim, append(rules, r.claimMarks()...)...)
 }
 
-// claimMarks returns the rules that mark packets for the ports of VIPs.
-func (r *ruleset) claimMarks() []nat.Rule {
+// segmentSize limits the size of TCP segments to VIPs claimed by port to the MTU of the path to the
+// endpoint. Otherwise uploads would hang: to tell the client, IPVS would send an ICMP error with the
+// VIP as its source, and the kernel drops it, because the VIP is no local IPv4 address. The endpoint
+// announces the size in its SYN-ACK, which passes FORWARD before IPVS changes its source. The
+// rule also matches the SYN-ACKs of other forwarded connections. The MTU limits those as well:
+//
+//	-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -m conntrack --ctdir REPLY -j KUBE-IPVS-MSS
+//	-A KUBE-IPVS-MSS -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu
+//
+// The kernel accepts the target only in a rule that matches SYN itself.
+func (r *ruleset) segmentSize() {
+	if r.family != ip.IPv4 {
+		return
+	}
+	const syn = "-p tcp -m tcp --tcp-flags SYN,RST SYN"
+	r.jumpFirst(nat.Mangle, "FORWARD", syn+" -m conntrack --ctdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
+	r.chain(nat.Mangle, "KUBE-IPVS-MSS", nat.Rule(syn+" -j TCPMSS --clamp-mss-to-pmtu"))
+}
+
+// unroutedClaims drops packets for claimed ports that leave the node although they carry the claim
+// mark: another program, such as systemd-networkd at its start, has deleted our policy rule, or the
+// VIP is not claimed yet. Package routing's Guard adds the rule again within milliseconds, and the
+// sender retransmits. If the packet left instead, the kernel would drop the conntrack entry of a
+// masqueraded flow (nf_nat_oif_changed), and another host might reset the connection. The rule in
+// FORWARD precedes those of table filter that reject. Frames that are switched between ports of
+// another bridge may carry the mark too; they leave by no outer interface:
+//
+//	-A FORWARD, POSTROUTING -o eth0 -m mark --mark 0x4/0x4 -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNROUTED     (each outer interface)
+//	-A KUBE-IPVS-UNROUTED -m set --match-set KUBE-LOAD-BALANCER dst,dst -j DROP     (external IPs alike)
+func (r *ruleset) unroutedClaims() {
+	for _, hook := range []string{"FORWARD", "POSTROUTING"} {
+		for _, link := range r.outerLinks {
+			match := fmt.Sprintf("-o %s -m mark --mark %#[2]x/%#[2]x %s", link, r.cfg.VIPs.Mark, r.match(PortVIPs, "dst"))
+			r.jumpFirst(nat.Mangle, hook, match, "KUBE-IPVS-UNROUTED", "kubernetes claimed ports")
+		}
+	}
 	var rules []nat.Rule
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
-		rules = append(rules, rule("claimed port", r.match(set, "dst,dst"), r.claimMark()))
+		rules = append(rules, rule("not routed to this node", r.match(set, "dst,dst"), "DROP"))
 	}
-	return rules
+	r.chain(nat.Mangle, "KUBE-IPVS-UNROUTED", rules...)
 }
 
-func (r *ruleset) claimMark() string {
-	return fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", r.cfg.VIPs.Mark)
-}
-
-// claimRules marks packets for a port of a Service: in PREROUTING, and in OUTPUT for
-// the node's own packets, which already carry the node's address. IPVS would accept the
-// latter without a mark too, but those scheduled to an endpoint in the node's network
-// would still leave through the interface towards the VIP. RELATED matches ICMP errors
-// of a connection, such as "fragmentation needed", which have no port to match:
-//
-//	-A KUBE-IPVS-CLAIM -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
-//	-A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
-//	-A KUBE-IPVS-CLAIM -p icmp -m conntrack --ctstate RELATED -j MARK --set-xmark 0x4/0x4
-func (r *ruleset) claimRules() []nat.Rule {
+// claimedForward returns the KUBE-FORWARD rules for requests to VIPs claimed by port; see
+// forward.
+func (r *ruleset) claimedForward() []nat.Rule {
+	if !r.usesPortClaims() {
+		return nil
+	}
 	var rules []nat.Rule
-	if r.uses(Refused) {
-		rules = append(rules, rule("no endpoint for this port", "-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "RETURN"))
+	if r.uses(LoadBalancerFW) {
+		rules = append(rules, rule("kubernetes load balancer source ranges", r.notAllowed(), ChainFirewall))
 	}
-	rules = append(rules, r.claimMarks()...)
-	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", r.claimMark()))
+	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
+	return append(rules, rule("kubernetes unclaimed ports", r.match(PortVIPs, "dst"), "KUBE-IPVS-UNCLAIMED"))
 }
 
 // unclaimedRules returns rules for requests that are forwarded. A port without an endpoint is

@@ -370,10 +370,6 @@ func (r *ruleset) ownSource() []nat.Rule {
 	return []nat.Rule{rule("the node itself", fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x -m addrtype --src-type LOCAL -m ipvs --ipvs", v), "MASQUERADE --random-fully")}
 }
 
-func (r *ruleset) notMatch(set SetName, flags string) string {
-	return fmt.Sprintf("-m set ! --match-set %s %s", set.In(r.family), flags)
-}
-
 // outerLinks returns the interfaces through which clients on other hosts reach the
 // node: uplinks, tunnels, and other interfaces with a network of their own, except pod
 // bridges.

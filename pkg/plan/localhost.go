@@ -40,30 +40,6 @@ func usesLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
 	return servesLocalhost(cfg, facts, family) && n.Uses.Has(NodePorts, family)
 }
 
-// defaultNodePorts is the default of the API server's --service-node-port-range.
-var defaultNodePorts = routing.PortRange{First: 30000, Last: 32767}
-
-// clientPortWarnings warns about node ports that are not served on the loopback address, because the
-// kernel may give them to clients. It assumes the default range of node ports.
-func clientPortWarnings(cfg *Config, n *Node) []string {
-	var shared []string
-	for _, r := range n.ClientPorts {
-		both := routing.PortRange{First: max(r.First, defaultNodePorts.First), Last: min(r.Last, defaultNodePorts.Last)}
-		if both.First <= both.Last {
-			shared = append(shared, both.String())
-		}
-	}
-	if len(shared) == 0 {
-		return nil
-	}
-	facts := NewFacts(cfg, n)
-	if !slices.ContainsFunc(cfg.Families, func(f ip.Family) bool { return usesLocalhost(cfg, n, &facts, f) }) {
-		return nil
-	}
-	return []string{fmt.Sprintf("node ports %s are not served on the loopback address, because clients on this node may get these ports "+
-		"(net.ipv4.ip_local_port_range): add them to net.ipv4.ip_local_reserved_ports", strings.Join(shared, ","))}
-}
-
 // hasLocalhostPlaceholders reports whether placeholder rules match packets to node ports of the
 // loopback address; see Demands.
 func hasLocalhostPlaceholders(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
@@ -113,4 +89,28 @@ func (r *ruleset) loopback() string {
 func (r *ruleset) localhost() string {
 	a := r.family.Loopback()
 	return fmt.Sprintf("%s/%d", a, a.BitLen())
+}
+
+// defaultNodePorts is the default of the API server's --service-node-port-range.
+var defaultNodePorts = routing.PortRange{First: 30000, Last: 32767}
+
+// clientPortWarnings warns about node ports that are not served on the loopback address, because the
+// kernel may give them to clients. It assumes the default range of node ports.
+func clientPortWarnings(cfg *Config, n *Node) []string {
+	var shared []string
+	for _, r := range n.ClientPorts {
+		both := routing.PortRange{First: max(r.First, defaultNodePorts.First), Last: min(r.Last, defaultNodePorts.Last)}
+		if both.First <= both.Last {
+			shared = append(shared, both.String())
+		}
+	}
+	if len(shared) == 0 {
+		return nil
+	}
+	facts := NewFacts(cfg, n)
+	if !slices.ContainsFunc(cfg.Families, func(f ip.Family) bool { return usesLocalhost(cfg, n, &facts, f) }) {
+		return nil
+	}
+	return []string{fmt.Sprintf("node ports %s are not served on the loopback address, because clients on this node may get these ports "+
+		"(net.ipv4.ip_local_port_range): add them to net.ipv4.ip_local_reserved_ports", strings.Join(shared, ","))}
 }

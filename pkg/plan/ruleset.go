@@ -111,6 +111,11 @@ func (r *ruleset) match(set SetName, flags string) string {
 	return "-m set --match-set " + set.In(r.family) + " " + flags
 }
 
+// notMatch returns the opposite of match.
+func (r *ruleset) notMatch(set SetName, flags string) string {
+	return "-m set ! --match-set " + set.In(r.family) + " " + flags
+}
+
 // rule joins a match, a comment and a target as iptables-save prints them. So the comment has several
 // words, because a single one is printed without quotes, and contains no quote. The match begins with
 // addresses and interfaces.

@@ -1,11 +1,14 @@
 package plan_test
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // TestMasqueradeOfLocalTraffic enables masquerading under externalTrafficPolicy Local,
@@ -43,6 +46,54 @@ func TestMasqueradeOfLocalTraffic(t *testing.T) {
 		}
 		if (kept > 0) != (name == "no program") {
 			t.Errorf("asked by %s: %d members keep the client's address", name, kept)
+		}
+	}
+}
+
+// TestExternalClientsThatOthersMasquerade checks that external clients under
+// externalTrafficPolicy Local are dropped on a node without an endpoint only if no other program may
+// masquerade them, and that our rules never masquerade them.
+func TestExternalClientsThatOthersMasquerade(t *testing.T) {
+	prefix := netip.MustParsePrefix
+	for name, c := range map[string]struct {
+		from  []netip.Prefix
+		drops bool
+	}{
+		"no other program":                {nil, true},
+		"any source":                      {[]netip.Prefix{{}}, false},
+		"pods of the node":                {[]netip.Prefix{prefix("10.244.1.0/24")}, true},
+		"one pod":                         {[]netip.Prefix{prefix("10.244.1.7/32")}, true},
+		"containers":                      {[]netip.Prefix{prefix("172.17.0.0/16")}, true},
+		"clients of a VPN":                {[]netip.Prefix{prefix("10.8.0.0/24"), prefix("172.17.0.0/16")}, false},
+		"more than the containers":        {[]netip.Prefix{prefix("172.16.0.0/12")}, false},
+		"the network of the primary link": {[]netip.Prefix{prefix("192.168.0.0/24")}, false},
+	} {
+		s := load(t, "external-local")
+		s.Config.Families = []ip.Family{ip.IPv4}
+		s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectClusterCIDR, CIDRs: []netip.Prefix{prefix("10.244.0.0/16")}}
+		s.Node.Inventory.Links = []routing.Link{
+			{Index: 2, Name: "eth0", Type: "device", Up: true, Addresses: []routing.Address{{Prefix: prefix("192.168.0.11/24"), Global: true}}},
+			{Index: 3, Name: "docker0", Type: "bridge", Up: true, Addresses: []routing.Address{{Prefix: prefix("172.17.0.1/16"), Global: true}}},
+		}
+		s.Node.Inventory.Defaults = []routing.Route{{Family: ip.IPv4, Table: routing.TableMain, Dst: prefix("0.0.0.0/0"), Link: "eth0", Via: netip.MustParseAddr("192.168.0.1")}}
+		s.Node.Translations = map[ip.Family][]netip.Prefix{ip.IPv4: c.from}
+		s.Node.Uses = plan.SetsInUse{plan.NoLocalEndpoint.In(ip.IPv4): true, plan.NodePorts.In(ip.IPv4): true}
+		rules := plan.ForNode(&s.Config, &s.Node).NAT
+		inside := func(table nat.Table) string {
+			var text []string
+			for _, r := range rules.Chains[nat.Chain{Family: ip.IPv4, Table: table, Name: "KUBE-IPVS-INSIDE"}] {
+				text = append(text, string(r))
+			}
+			return strings.Join(text, "\n")
+		}
+		if drops := strings.Contains(inside(nat.Filter), "-j DROP"); drops != c.drops {
+			t.Errorf("%s: drops %v, want %v:\n%s", name, drops, c.drops, inside(nat.Filter))
+		}
+		if spares := strings.Contains(inside(nat.NAT), "-j RETURN"); spares == c.drops {
+			t.Errorf("%s: table nat:\n%s", name, inside(nat.NAT))
+		}
+		if !c.drops && len(rules.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Filter, Name: "KUBE-IPVS-INSIDE"}]) > 0 {
+			t.Errorf("%s: table filter:\n%s", name, inside(nat.Filter))
 		}
 	}
 }

@@ -113,3 +113,49 @@ func last(steps []trace.Step) string {
 	}
 	return "none"
 }
+
+// rulesOfFlannel are those of `flannel --ip-masq` on a node whose pods have 10.244.1.0/24.
+const rulesOfFlannel = `*nat
+:FLANNEL-POSTRTG - [0:0]
+-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG
+-A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG -s 10.244.1.0/24 -d 10.244.0.0/16 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG -s 10.244.0.0/16 -d 10.244.1.0/24 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG ! -s 10.244.0.0/16 -d 10.244.1.0/24 -m comment --comment "flanneld masq" -j RETURN
+-A FLANNEL-POSTRTG -s 10.244.0.0/16 ! -d 224.0.0.0/4 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully
+-A FLANNEL-POSTRTG ! -s 10.244.0.0/16 -d 10.244.0.0/16 -m comment --comment "flanneld masq" -j MASQUERADE --random-fully
+COMMIT
+`
+
+// TestNetworkPluginMasquerades has a Service under Local without an endpoint on the node, beside
+// flannel, which masquerades external clients on the way to pods. Such clients are answered, as
+// under kube-proxy. Without flannel's rules they are dropped.
+func TestNetworkPluginMasquerades(t *testing.T) {
+	network := loadNetwork(t, "flannel")
+	for _, rules := range []string{"", rulesOfFlannel} {
+		product := &Product{Kernel: NewKernel(network)}
+		if rules != "" {
+			if err := product.NAT[ip.IPv4].Restore(rules); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := product.Start(); err != nil {
+			t.Fatal(err)
+		}
+		node, err := product.Observed(ip.IPv4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, to := range []string{"10.12.115.102:80", "192.168.0.11:30081"} {
+			var e trace.Evaluator
+			q := trace.Question{Protocol: ip.TCP, From: netip.MustParseAddr("203.0.113.9"), In: "eth0", To: netip.MustParseAddrPort(to)}
+			want := trace.Dropped
+			if rules != "" {
+				want = trace.Answered
+			}
+			if x := e.Explain(node, q); x.Verdict.Outcome != want {
+				t.Errorf("%s, flannel %v: %+v, want %s", to, rules != "", x.Verdict, want)
+			}
+		}
+	}
+}

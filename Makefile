@@ -465,6 +465,7 @@ monitoring: ## run the queries of the dashboard and the alerts on a real Prometh
 	@command -v prometheus >/dev/null || apt-get install -y -qq --no-install-recommends prometheus >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus >/dev/null; }
 	@promtool check rules deploy/chart/files/prometheus-rules.yaml
 	@$(GO) test -count 1 -tags prometheus -run '^TestPrometheus$$' ./deploy
+	@mkdir -p $(PEERS) && cp -u $$(command -v prometheus) $(PEERS)/prometheus
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(MONITORING)'
 
 .PHONY: site

@@ -92,7 +92,7 @@ func startPrometheus(t *testing.T, n *lab.Node) *prometheus {
 	n.StartProgram(func(*lab.Process) error {
 		_, err := n.TryExec("curl", "-sSf", "--max-time", "5", "http://"+prometheusAddress+"/-/ready")
 		return err
-	}, "prometheus", "--config.file", config, "--storage.tsdb.path", filepath.Join(dir, "data"), "--web.listen-address", prometheusAddress)
+	}, lab.Peer("prometheus"), "--config.file", config, "--storage.tsdb.path", filepath.Join(dir, "data"), "--web.listen-address", prometheusAddress)
 	return &prometheus{t, n}
 }
 

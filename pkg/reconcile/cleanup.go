@@ -54,9 +54,10 @@ func (cl *cleaner) cleanup() (kubeProxyActive bool, err error) {
 		errs = append(errs, kernel.Join(cl.kernel.writeKubeProxy(cl.tablesToRemove())))
 	}
 	servers, inUse := cl.serversToRemove()
-	errs = append(append(errs, inUse...),
+	routes, sources := cl.routingRemovals()
+	errs = append(append(append(errs, inUse...), sources...),
 		kernel.Join(cl.kernel.writeIPVS(servers)),
-		kernel.Join(cl.kernel.writeRouting(cl.routingRemovals())),
+		kernel.Join(cl.kernel.writeRouting(routes)),
 		kernel.Join(cl.kernel.writeSets(removals(cl.setsToRemove(servers)))))
 	return cl.kubeProxyActive(), errors.Join(errs...)
 }
@@ -82,8 +83,10 @@ func (cl *cleaner) notTakenOver() ([]ip.Family, error) {
 	}), nil
 }
 
-func (cl *cleaner) routingRemovals() []routing.Change {
-	var changes []routing.Change
+// routingRemovals returns the changes that remove policy rules, routes and VIPs, and an error for
+// each VIP that stays local; see keptSources.
+func (cl *cleaner) routingRemovals() ([]routing.Change, []error) {
+	changes, kept, errs := cl.keptSources()
 	for rule := range cl.cached.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
@@ -93,11 +96,11 @@ func (cl *cleaner) routingRemovals() []routing.Change {
 		}
 	}
 	for v := range cl.vips.allExisting() {
-		if route, ok := cl.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
+		if route, ok := cl.cfg.VIPs.Route(v.key); ok && !kept[v.key.Addr] { // addresses are removed with the link
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
-	return append(changes, cl.linkRemovals()...)
+	return append(changes, cl.linkRemovals()...), errs
 }
 
 func removals(sets []ipset.Set) []ipset.Change {

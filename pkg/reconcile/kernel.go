@@ -44,6 +44,8 @@ type Routing interface {
 	Observe() (routing.State, error)
 	Apply([]routing.Change) []routing.Failure
 	Guard([]routing.Rule)
+	Sources() (map[netip.Addr]int, error)
+	DefaultSource(ip.Family) (netip.Addr, error)
 }
 
 // Sysctl is what this package uses of package sysctl.

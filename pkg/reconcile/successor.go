@@ -3,6 +3,7 @@ package reconcile
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -176,6 +177,39 @@ func (cl *cleaner) setsToRemove(servers []ipvs.Change) []ipset.Set {
 		}
 	}
 	return out
+}
+
+// keptSources returns the VIPs that stay local because connections of the node's own processes
+// have them as their source, and an error for each. The kernel chooses a local VIP as the source of
+// the node's connections to it. A kube-proxy in iptables or nftables mode serves these connections
+// too, but their replies reach the process only while the VIP is local. The changes make such a VIP
+// local by a route that gives new connections the node's address as their source, so that a later
+// cleanup can remove it.
+func (cl *cleaner) keptSources() (changes []routing.Change, kept map[netip.Addr]bool, errs []error) {
+	kept = map[netip.Addr]bool{}
+	if !cl.kubeProxyActive() {
+		return nil, kept, nil
+	}
+	sources, err := cl.kernel.Routing.Sources()
+	if err != nil {
+		return nil, kept, []error{err}
+	}
+	for v := range cl.vips.allExisting() {
+		a, family := v.key.Addr, ip.Of(v.key.Addr)
+		if n := sources[a]; n > 0 && v.key.Claim != plan.ClaimPort && !kept[a] && !cl.cached.successor(family).ipvs {
+			kept[a] = true
+			errs = append(errs, fmt.Errorf("%d connections of this node have the source %s, which stays local: clean up again once they have ended", n, a))
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(kept), netip.Addr.Compare) {
+		route := routing.LocalRoute(a)
+		if route.Src, err = cl.kernel.Routing.DefaultSource(ip.Of(a)); err != nil {
+			errs = append(errs, err)
+		}
+		changes = append(changes, routing.Change{Op: routing.AddRoute, Route: route})
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return changes, kept, errs
 }
 
 // linkRemovals deletes the link or, if kube-proxy uses it, the addresses of a family that

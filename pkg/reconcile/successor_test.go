@@ -10,6 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // ofIPVSMode is some of what kube-proxy writes over our rules.
@@ -97,19 +99,53 @@ func TestCleanupBesideIPVSMode(t *testing.T) {
 	w.check(kept, append(gone, "-f 11", "KUBE-IPVS-LOCAL "))
 }
 
+// emptiedByIptablesMode are chains of ours whose rules kube-proxy replaces.
+const emptiedByIptablesMode = "*nat\n:KUBE-POSTROUTING - [0:0]\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\nCOMMIT\n"
+
 // TestCleanupBesideIptablesMode keeps kube-proxy's rules, and nothing of IPVS.
 func TestCleanupBesideIptablesMode(t *testing.T) {
 	w := newWorld(t)
 	if err := w.start(externalLocal("a", ip.TCP, vip, here)).Err(); err != nil {
 		t.Fatal(err)
 	}
-	w.restore(ip.IPv4, ofIptablesMode+"*nat\n:KUBE-POSTROUTING - [0:0]\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\nCOMMIT\n")
+	w.restore(ip.IPv4, ofIptablesMode+emptiedByIptablesMode)
 	if a, err := w.cleanup(); err != nil || !(&cleaner{a}).kubeProxyActive() {
 		t.Errorf("given back %v, and: %v", (&cleaner{a}).kubeProxyActive(), err)
 	}
 	w.check(
 		[]string{":KUBE-SEP-", ":KUBE-NODEPORTS", ":KUBE-PROXY-CANARY", "-A PREROUTING -m comment", "-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES", ":KUBE-MARK-MASQ", ":KUBE-FORWARD"},
 		[]string{"-t 10.96.0.1:80", "-f 11", "link true", "KUBE-IPVS-", "KUBE-CLUSTER-IP ", ":KUBE-LOAD-BALANCER", ":KUBE-NODE-PORT "})
+}
+
+// TestCleanupKeepsSources keeps a VIP local that connections of the node's processes have as their
+// source, for as long as they last, if a kube-proxy serves that does not keep VIPs local.
+func TestCleanupKeepsSources(t *testing.T) {
+	for _, claim := range []plan.ClaimMode{plan.ClaimAddress, plan.ClaimRoute} {
+		w := newWorld(t)
+		w.cfg.VIPs.ClusterIPs = claim
+		node := netip.MustParseAddr("192.168.0.11")
+		inventory, err := w.Routing.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		inventory.Links = append(inventory.Links, routing.Link{Index: 2, Name: "eth0", Up: true, Addresses: []routing.Address{{Prefix: netip.PrefixFrom(node, 24), Global: true}}})
+		inventory.Defaults = []routing.Route{{Family: ip.IPv4, Table: routing.TableMain, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: "eth0"}}
+		w.Routing.SetInventory(inventory)
+		if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"), clusterIP("b", "10.96.0.2", "10.244.0.2:8000")).Err(); err != nil {
+			t.Fatal(err)
+		}
+		w.Routing.SetSources(map[netip.Addr]int{netip.MustParseAddr("10.96.0.1"): 2, node: 3})
+		w.restore(ip.IPv4, ofIptablesMode+emptiedByIptablesMode)
+		if _, err := w.cleanup(); err == nil || err.Error() != "2 connections of this node have the source 10.96.0.1, which stays local: clean up again once they have ended" {
+			t.Errorf("%s: %v", claim, err)
+		}
+		w.check([]string{"local route 10.96.0.1/32 dev lo"}, []string{"link true", "10.96.0.2", "-t 10.96.0.1:80"})
+		w.Routing.SetSources(nil)
+		if _, err := w.cleanup(); err != nil {
+			t.Errorf("%s, when they have ended: %v", claim, err)
+		}
+		w.check(nil, []string{"local route"})
+	}
 }
 
 // TestNotTakenOver: kube-proxy writes the rules of one family after the other. Only rules are

@@ -29,6 +29,7 @@ type Fake struct {
 	watchers  []*watcher
 	guard     guard
 	removed   []rawRule // rules that the current change deleted
+	sources   map[netip.Addr]int
 	observes  int
 	applied   int
 }
@@ -120,6 +121,39 @@ func (f *Fake) SetInventory(inv Inventory) {
 	for _, w := range f.watchers {
 		w.all()
 	}
+}
+
+// SetSources sets what Sources returns.
+func (f *Fake) SetSources(sources map[netip.Addr]int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sources = maps.Clone(sources)
+}
+
+// Sources returns what SetSources set.
+func (f *Fake) Sources() (map[netip.Addr]int, error) {
+	if err := f.OnRead(); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.sources), nil
+}
+
+// DefaultSource returns the first address of the interface of the default route.
+func (f *Fake) DefaultSource(family ip.Family) (netip.Addr, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.inventory.Defaults {
+		for _, l := range f.inventory.Links {
+			for _, a := range l.Addresses {
+				if l.Name == r.Link && r.Family == family && ip.Of(a.Prefix.Addr()) == family {
+					return a.Prefix.Addr(), nil
+				}
+			}
+		}
+	}
+	return netip.Addr{}, nil
 }
 
 // AddUnreported adds a route of Inventory.Direct to a single address, which the kernel adds

@@ -473,13 +473,23 @@ func TestBehaviourGiveBackToIptables(t *testing.T) {
 	balanced := c.held
 	c.hold(t, node)
 	// As long as a cluster IP is an address of the node, it is the source of the node's
-	// own packets to it.
+	// own packets to it. --cleanup gives new connections another source.
 	fromClusterIP := func(name string) bool { return strings.Contains(name, "the node, ") }
-	c.held = slices.DeleteFunc(c.held[len(balanced):], func(h held) bool { return fromClusterIP(h.name) })
+	c.held = c.held[len(balanced):]
 	for _, h := range balanced {
 		h.connection.Close()
 	}
 	c.keepAskingBut(node, fromClusterIP)
+	if code, output := node.RunProxy("--cleanup"); code == 0 || !strings.Contains(output, "connections of this node have the source") {
+		t.Errorf("while connections of the node have cluster IPs as their source, kube-ipvs --cleanup ended with %d:\n%s", code, output)
+	}
+	c.intact(t, "while connections of the node have cluster IPs as their source")
+	c.held = slices.DeleteFunc(c.held, func(h held) bool {
+		if fromClusterIP(h.name) {
+			h.connection.Reset()
+		}
+		return fromClusterIP(h.name)
+	})
 	c.cleanUp(t, node)
 	if link, err := node.TryExec("ip", "link", "show", "dev", "kube-ipvs0"); err == nil {
 		t.Errorf("there is still\n%s", link)

@@ -76,7 +76,7 @@ func canary(mode string, values map[string]string) []step {
 	if mode != "nftables" {
 		return append(steps, guide(rollBack, 0).checked(runsNowhere))
 	}
-	return append(steps, guide(nftables, 0), guide(rollBack, 0).checked(runsNowhere), renewed, guide(cleanUp, 0), guide(nftables, 1))
+	return append(steps, guide(nftables, 0), guide(rollBack, 0).checked(runsNowhere), renewed, sourcesKept("kubernetes.io/hostname=node1"), renewed, guide(cleanUp, 0), guide(nftables, 1))
 }
 
 // back are the steps from all nodes to kube-proxy in a mode.
@@ -92,7 +92,7 @@ func back(mode string, nodes int) (steps []step) {
 	}
 	steps = append(steps, guide(rollBack, 2).checked(prints("ACTIVE")))
 	if mode != "ipvs" {
-		steps = append(steps, renewed)
+		steps = append(steps, renewed, sourcesKept("!kube-ipvs"), renewed)
 	}
 	steps = append(steps, onNode(1), guide(cleanUp, 0), guide(cleanUp, 1).checked(isClean(nodes)))
 	if mode == "nftables" {
@@ -131,6 +131,17 @@ func onNode(n int) step {
 // renewed is not a block: all connections end, and others begin. Before the way back, that
 // is in IPVS of kube-ipvs; after it, outside of IPVS.
 var renewed = step{section: "clients end their connections and open others"}
+
+// sourcesKept is not a block. It begins to clean up the selected nodes, on which processes have
+// cluster IPs as the source of their connections. The cleanup keeps these addresses; it cannot end
+// before the connections do.
+func sourcesKept(nodes string) step {
+	return step{commands: `for name in $(kubectl get nodes --selector '` + nodes + `' --output jsonpath='{.items[*].metadata.name}'); do
+  sed -e "s,NODE_NAME,$name," -e "s,ghcr.io/kube-ipvs/kube-ipvs:.*,$image:$version," deploy/cleanup.yaml | kubectl apply --filename -
+  until { kubectl --namespace kube-system logs kube-ipvs-cleanup-$name || true; kubectl --namespace kube-system logs --previous kube-ipvs-cleanup-$name || true; } 2>&1 |
+    grep 'connections of this node have the source'; do sleep 1; done
+done`}
+}
 
 // plugin is not a block: pluginWorks runs the commands of commands.
 var plugin = step{section: "kubectl ipvs", page: commands}

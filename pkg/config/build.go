@@ -131,6 +131,7 @@ func (b *builder) plan() plan.Config {
 		ExcludeCIDRs:      b.prefixes(b.path("ipvs-exclude-cidrs", "ipvs.excludeCIDRs"), p.IPVS.ExcludeCIDRs),
 		StrictARP:         p.IPVS.StrictARP,
 		UDPDrain:          b.own.UDPDrain,
+		RemoteFallback:    b.own.RemoteFallback,
 
 		LocalhostNodePorts: *p.IPTables.LocalhostNodePorts,
 	}

@@ -31,6 +31,7 @@ func setOwnCompat(c *KubeIPVSConfiguration, profile string) {
 	c.Compat = profile
 	c.SNAT.Mode = SNATMode(plan.SNATOff)
 	c.LocalMark = localMarkOff
+	c.RemoteFallback = true
 	c.AcceptServiceTraffic = ptr.To(false)
 	c.VIPs.ClusterIPs = plan.ClaimAddress
 	c.VIPs.LoadBalancers = plan.ClaimAddress

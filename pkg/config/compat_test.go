@@ -21,6 +21,7 @@ func asKubeProxy(c *Config) {
 	c.Plan.VIPs.ExternalIPs = plan.ClaimAddress
 	c.Plan.VIPs.Ping = false
 	c.Plan.LocalhostNodePorts = false
+	c.Plan.RemoteFallback = true
 	c.DrainDeadline = compatDrainDeadline
 }
 
@@ -38,6 +39,7 @@ func TestCompatFlags(t *testing.T) {
 		{"--vip-ping=true", func(c *Config) { c.Plan.VIPs.Ping = true }},
 		{"--iptables-localhost-nodeports=true", func(c *Config) { c.Plan.LocalhostNodePorts = true }},
 		{"--accept-service-traffic=true", func(c *Config) { c.Plan.LeaveToInputPolicy = false }},
+		{"--remote-fallback=false", func(c *Config) { c.Plan.RemoteFallback = false }},
 		{"--drain-deadline=1m", func(c *Config) { c.DrainDeadline = time.Minute }},
 		{"--drain-lost-nodes=false", func(c *Config) { c.ResetLostNodeConnections = true }},
 	} {

@@ -75,6 +75,9 @@ type KubeIPVSConfiguration struct {
 	// none outside the mask. If it is off, internal clients get only the node-local
 	// endpoints, if there are any, as under kube-proxy. Default 0x9/0x3fff.
 	LocalMark LocalMark `json:"localMark"`
+	// RemoteFallback uses endpoints of other nodes where kube-proxy's IPVS mode does although
+	// a traffic policy is Local and the node has none.
+	RemoteFallback bool `json:"remoteFallback"`
 	// UDPDrain keeps the UDP flows of an endpoint that is terminating and still
 	// serving.
 	UDPDrain bool `json:"udpDrain,omitempty"`

@@ -66,6 +66,8 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 		"Accept Service traffic on a node whose firewall has a policy of DROP in filter INPUT. kube-proxy leaves it to the policy.")
 	fs.StringVar((*string)(&c.LocalMark), "local-mark", string(c.LocalMark),
 		"VALUE/MASK of the fwmarks that route internal clients to all endpoints under externalTrafficPolicy: Local. off: internal clients get only the node-local endpoints, if there are any, as under kube-proxy.")
+	fs.BoolVar(&c.RemoteFallback, "remote-fallback", c.RemoteFallback,
+		"Use endpoints of other nodes where kube-proxy's IPVS mode does although a traffic policy is Local and the node has no endpoint: for external clients, instead of dropping them, and at cluster IPs of Services that are reachable from outside, instead of refusing connections.")
 	fs.BoolVar(&c.UDPDrain, "udp-drain", c.UDPDrain,
 		"Keep established UDP flows of an endpoint that is terminating and still serving.")
 	fs.DurationVar(&c.DrainDeadline.Duration, "drain-deadline", c.DrainDeadline.Duration,

@@ -33,7 +33,10 @@ type Config struct {
 	NodePortAddresses NodePortAddresses
 	ExcludeCIDRs      []netip.Prefix // a virtual server in these ranges is ours only if a set lists its address and port; Services there are served
 	StrictARP         bool
-	UDPDrain          bool // endpoints that are terminating but still serving keep their UDP flows
+	// RemoteFallback uses endpoints of other nodes where a traffic policy is Local and the node
+	// has none, as kube-proxy does; see serviceBuilder.fallsBack and ruleset.dropsExternal.
+	RemoteFallback bool
+	UDPDrain       bool // endpoints that are terminating but still serving keep their UDP flows
 	// LeaveToInputPolicy leaves Service traffic to the policy of filter INPUT instead of
 	// accepting it there.
 	LeaveToInputPolicy bool

@@ -295,3 +295,42 @@ func TestSourceRangesForAll(t *testing.T) {
 		}
 	}
 }
+
+// TestRemoteFallback checks when clients at a cluster IP get endpoints of other nodes although
+// internalTrafficPolicy is Local: as under kube-proxy, if the node has none, external clients can
+// reach the Service, and they get such endpoints too.
+func TestRemoteFallback(t *testing.T) {
+	for _, c := range []struct {
+		service  string
+		fallback bool
+		change   func(*service.Service)
+		want     int
+	}{
+		{"away", false, func(*service.Service) {}, 0},
+		{"away", true, func(*service.Service) {}, 1},
+		{"away", true, func(s *service.Service) { s.Ports[0].NodePort = 0 }, 0},
+		{"away", true, func(s *service.Service) { s.ExternalLocal = true }, 0},
+		{"here", true, func(*service.Service) {}, 1},
+	} {
+		s := load(t, "internal-local")
+		s.Config.RemoteFallback = c.fallback
+		facts := plan.NewFacts(&s.Config, &s.Node)
+		for i := range s.Services {
+			if s.Services[i].Name.Name != c.service {
+				continue
+			}
+			c.change(&s.Services[i])
+			reals := 0
+			for _, vs := range plan.ForService(&s.Config, &facts, &s.Services[i]).VirtualServers {
+				for _, e := range vs.Endpoints {
+					if slices.Contains(s.Services[i].ClusterIPs, vs.Key.Addr) && e.Flags&plan.IsRealServer != 0 {
+						reals++
+					}
+				}
+			}
+			if reals != c.want {
+				t.Errorf("%s, fallback %v: %d real servers, want %d", c.service, c.fallback, reals, c.want)
+			}
+		}
+	}
+}

@@ -284,7 +284,7 @@ func (r *ruleset) externalLocal(n *Node) {
 // dropsExternal reports whether external clients are dropped where a Service under
 // externalTrafficPolicy Local has no endpoint on the node.
 func (r *ruleset) dropsExternal(n *Node) bool {
-	return r.uses(NoLocalEndpoint) && !r.masqueradesExternal(n)
+	return r.uses(NoLocalEndpoint) && !r.cfg.RemoteFallback && !r.masqueradesExternal(n)
 }
 
 // masqueradesExternal reports whether a rule of another program may masquerade external clients on

@@ -56,17 +56,19 @@ func TestMasqueradeOfLocalTraffic(t *testing.T) {
 func TestExternalClientsThatOthersMasquerade(t *testing.T) {
 	prefix := netip.MustParsePrefix
 	for name, c := range map[string]struct {
-		from  []netip.Prefix
-		drops bool
+		from     []netip.Prefix
+		drops    bool
+		fallback bool
 	}{
-		"no other program":                {nil, true},
-		"any source":                      {[]netip.Prefix{{}}, false},
-		"pods of the node":                {[]netip.Prefix{prefix("10.244.1.0/24")}, true},
-		"one pod":                         {[]netip.Prefix{prefix("10.244.1.7/32")}, true},
-		"containers":                      {[]netip.Prefix{prefix("172.17.0.0/16")}, true},
-		"clients of a VPN":                {[]netip.Prefix{prefix("10.8.0.0/24"), prefix("172.17.0.0/16")}, false},
-		"more than the containers":        {[]netip.Prefix{prefix("172.16.0.0/12")}, false},
-		"the network of the primary link": {[]netip.Prefix{prefix("192.168.0.0/24")}, false},
+		"no other program":                {nil, true, false},
+		"as kube-proxy":                   {nil, false, true},
+		"any source":                      {[]netip.Prefix{{}}, false, false},
+		"pods of the node":                {[]netip.Prefix{prefix("10.244.1.0/24")}, true, false},
+		"one pod":                         {[]netip.Prefix{prefix("10.244.1.7/32")}, true, false},
+		"containers":                      {[]netip.Prefix{prefix("172.17.0.0/16")}, true, false},
+		"clients of a VPN":                {[]netip.Prefix{prefix("10.8.0.0/24"), prefix("172.17.0.0/16")}, false, false},
+		"more than the containers":        {[]netip.Prefix{prefix("172.16.0.0/12")}, false, false},
+		"the network of the primary link": {[]netip.Prefix{prefix("192.168.0.0/24")}, false, false},
 	} {
 		s := load(t, "external-local")
 		s.Config.Families = []ip.Family{ip.IPv4}
@@ -76,6 +78,7 @@ func TestExternalClientsThatOthersMasquerade(t *testing.T) {
 			{Index: 3, Name: "docker0", Type: "bridge", Up: true, Addresses: []routing.Address{{Prefix: prefix("172.17.0.1/16"), Global: true}}},
 		}
 		s.Node.Inventory.Defaults = []routing.Route{{Family: ip.IPv4, Table: routing.TableMain, Dst: prefix("0.0.0.0/0"), Link: "eth0", Via: netip.MustParseAddr("192.168.0.1")}}
+		s.Config.RemoteFallback = c.fallback
 		s.Node.Translations = map[ip.Family][]netip.Prefix{ip.IPv4: c.from}
 		s.Node.Uses = plan.SetsInUse{plan.NoLocalEndpoint.In(ip.IPv4): true, plan.NodePorts.In(ip.IPv4): true}
 		rules := plan.ForNode(&s.Config, &s.Node).NAT

@@ -182,7 +182,7 @@ func (b *serviceBuilder) addDepsOnEndpoints(p *service.Port) {
 
 func (b *serviceBuilder) addClusterIPs(family ip.Family, p *service.Port) {
 	endpoints := b.eps.cluster
-	if b.service.InternalLocal {
+	if b.service.InternalLocal && !b.fallsBack() {
 		// Without a node-local endpoint the connection is refused (KEP-2086,
 		// kubernetes#121371).
 		endpoints = b.eps.local
@@ -197,6 +197,13 @@ func (b *serviceBuilder) addClusterIPs(family ip.Family, p *service.Port) {
 			b.addVIP(b.claimClusterIP(), b.last())
 		}
 	}
+}
+
+// fallsBack reports whether clients at cluster IPs get endpoints of other nodes although
+// internalTrafficPolicy is Local: as in kube-proxy, only if the node has none and external clients
+// get such endpoints too.
+func (b *serviceBuilder) fallsBack() bool {
+	return b.cfg.RemoteFallback && len(b.eps.local) == 0 && b.service.External() && !b.service.ExternalLocal
 }
 
 // claimClusterIP returns how to claim a cluster IP, and records the facts it depends

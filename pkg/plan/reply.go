@@ -37,9 +37,9 @@ func addReplyRouting(plan *NodePlan, cfg *Config, family ip.Family, paths Paths)
 	if len(paths.Bound) == 0 {
 		return
 	}
+	plan.Sysctls[SNATReroute] = "1" // of both families
 	if family == ip.IPv4 {
 		plan.Sysctls[SrcValidMark] = "1"
-		plan.Sysctls[SNATReroute] = "1"
 	}
 	for _, b := range paths.Bound {
 		plan.Rules = append(plan.Rules, routing.Rule{

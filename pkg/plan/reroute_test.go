@@ -3,6 +3,7 @@ package plan
 import (
 	"testing"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -29,6 +30,18 @@ func TestReroute(t *testing.T) {
 		addReroute(&part, cfg, &Node{Watched: c.watched, ReadOnly: c.readOnly, Inventory: routing.Inventory{Reroute: c.reroute}})
 		if got := part.Sysctls[SNATReroute]; got != c.want {
 			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// TestReplyRoutingReroutes checks that reply routing sets the parameter in either family, also in a
+// process that does not learn of route changes.
+func TestReplyRoutingReroutes(t *testing.T) {
+	for _, family := range ip.Families {
+		part := NodePlan{Sysctls: map[string]string{}}
+		addReplyRouting(&part, &Config{}, family, Paths{Bound: []Binding{{Link: "eth0", Mark: 0x20}, {Link: "eth1", Mark: 0x40}}})
+		if got := part.Sysctls[SNATReroute]; got != "1" {
+			t.Errorf("%s: %q", family, got)
 		}
 	}
 }

@@ -38,13 +38,15 @@ func RuleWarnings(family ip.Family, s nat.State) []string {
 // lacks the same, if the whole rule is refused, or if another rule is written in its place.
 func byCause(omitted []nat.OmittedRule) (single []nat.OmittedRule, groups map[string][]nat.OmittedRule) {
 	groups = map[string][]nat.OmittedRule{}
+	lacking := map[string]int{}
 	for _, l := range omitted {
-		groups[l.Lacks] = append(groups[l.Lacks], l)
+		lacking[l.Lacks]++
 	}
 	for _, l := range omitted {
-		if len(groups[l.Lacks]) == 1 || l.Lacks == string(l.Rule) || l.Instead != "" && l.Lacks != lacksComment {
+		if lacking[l.Lacks] == 1 || l.Lacks == string(l.Rule) || l.Instead != "" && l.Lacks != lacksComment {
 			single = append(single, l)
-			delete(groups, l.Lacks)
+		} else {
+			groups[l.Lacks] = append(groups[l.Lacks], l)
 		}
 	}
 	return single, groups

@@ -22,20 +22,22 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// The Services, by number: one for each externalTrafficPolicy, and one whose VIP belongs
-// to the balancer.
+// The Services, by number: one for each externalTrafficPolicy, one whose VIP belongs
+// to the balancer, and one under Local without an endpoint on the node.
 const (
 	clusterService = 1 + iota
 	localService
 	foreignService
+	awayService
 
-	services = 2 // in the matrix
+	services    = 2 // in the matrix
+	allServices = awayService
 )
 
 var protocols = []lab.Protocol{lab.TCP, lab.UDP}
 
 func policyOf(n int) string {
-	if n == localService {
+	if n == localService || n == awayService {
 		return string(corev1.ServiceExternalTrafficPolicyLocal)
 	}
 	return string(corev1.ServiceExternalTrafficPolicyCluster)
@@ -109,8 +111,8 @@ func (p plan) newService(n int) *corev1.Service {
 		external := p.externalIPs(n)
 		svc.Spec.ExternalIPs = external[:]
 	}
-	if n == localService {
-		svc.Spec.HealthCheckNodePort = 31000
+	if policyOf(n) == string(corev1.ServiceExternalTrafficPolicyLocal) {
+		svc.Spec.HealthCheckNodePort = int32(31000 + n)
 	}
 	for _, ip := range vips {
 		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
@@ -134,7 +136,7 @@ func (p plan) newSlices(n int, svc *corev1.Service, servers []*server) []*discov
 			})
 		}
 		for _, s := range servers {
-			if s.addresses[i].IsValid() {
+			if s.addresses[i].IsValid() && (n != awayService || !strings.HasPrefix(s.name, here)) {
 				slice.Endpoints = append(slice.Endpoints, newEndpoint(s.name, s.addresses[i]))
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,7 @@ func (u setup) run(t *testing.T) {
 	if u.before != nil {
 		first.shift = stale
 	}
-	for n := range services + 1 {
+	for n := range allServices {
 		svc := first.newService(n + 1)
 		a.addService(svc, first.newSlices(n+1, svc, sides[0].servers))
 	}
@@ -68,7 +69,7 @@ func (u setup) run(t *testing.T) {
 			u.before(s)
 			s.plan = u.plan
 		}
-		for n := range services + 1 {
+		for n := range allServices {
 			a.updateSlices(u.plan.newSlices(n+1, u.plan.newService(n+1), sides[0].servers))
 		}
 	}
@@ -83,7 +84,7 @@ func (u setup) run(t *testing.T) {
 	r.Cells = compare(sides[0], sides[1], u.wanted)
 	t.Logf("the matrix is asked after %s", time.Since(begin).Round(time.Second))
 	r.Checks = append(r.Checks, traced(sides, r.Cells))
-	for _, c := range append([]check{foreignFrom("pod"), foreignFrom("node")}, u.checks...) {
+	for _, c := range slices.Concat([]check{foreignFrom("pod"), foreignFrom("node")}, awayFrom(sides[0], "outside"), u.checks) {
 		r.Checks = append(r.Checks, c.compare(sides))
 	}
 	r.Checks = append(r.Checks, u.restarts(sides)...)
@@ -145,6 +146,28 @@ func foreignFrom(name string) check {
 		}
 		return both(words)
 	}}
+}
+
+// awayFrom connects an external client, if there is one, to a Service under Local whose endpoints
+// are on other nodes. It is answered if the neighbour masquerades it.
+func awayFrom(s *side, name string) (checks []check) {
+	if !slices.ContainsFunc(s.clients, func(c *client) bool { return c.name == name }) {
+		return nil
+	}
+	for _, destination := range []string{toNodePort, toBalancerIP} {
+		checks = append(checks, check{name: "no endpoint here under Local, " + destination + ", from " + name, good: []string{"answered by " + there}, ask: func(s *side) string {
+			var words []string
+			for family := range 2 {
+				to := at(s.plan.nodeIPs()[family], nodePort(awayService))
+				if destination == toBalancerIP {
+					to = at(s.plan.balancerIPs(awayService)[family], servicePort(awayService))
+				}
+				words = append(words, word(s.client(name).hosts[family].DialFrom(s.ports.next(), longDeadline, lab.TCP, to)))
+			}
+			return both(words)
+		}})
+	}
+	return checks
 }
 
 func word(answer lab.Answer) string {

@@ -104,13 +104,21 @@ func (r *Ruleset) markUses() []MarkUse {
 					u.add(name, body)
 				}
 			}
-			if u.Translates = u.Translates && u.Bits == 0; u.Bits != 0 || u.Translates {
+			if u.Translates = u.Translates && !requiresMark(rule.Expr); u.Bits != 0 || u.Translates {
 				out = append(out, u)
 			}
 		}
 	}
 	slices.SortStableFunc(out, func(a, b MarkUse) int { return strings.Compare(a.Chain.String(), b.Chain.String()) })
 	return out
+}
+
+// requiresMark reports whether a rule matches only packets with a mark.
+func requiresMark(exprs []map[string]any) bool {
+	return slices.ContainsFunc(exprs, func(expr map[string]any) bool {
+		fields, _ := expr["match"].(map[string]any)
+		return isMark(operand(fields["left"])) && (fields["op"] != "!=" || fields["right"] == 0.0)
+	})
 }
 
 // add adds the marks of one expression of a rule: its name and its body.

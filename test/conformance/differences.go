@@ -50,16 +50,17 @@ var Differences = []Difference{
 			return d.Kind == "packet" && Inside(d.Name) && w.anyClaim(d, externalLocal) && isSourceFromInside(d)
 		},
 	}, {
-		What: "`externalTrafficPolicy: Local`, external clients, on a node without endpoints: dropped.",
+		What: "`externalTrafficPolicy: Local`, external clients, on a node without endpoints: dropped, unless another program may masquerade them or `--remote-fallback` is set.",
 		Why: "The API: \"Traffic mistakenly sent to a node with no endpoints will be dropped\"; " +
-			"kubernetes#97081: kube-proxy sends it to endpoints on other nodes, whose replies never arrive.",
+			"kubernetes#97081: kube-proxy sends it to endpoints on other nodes, whose replies never arrive. Where a network plugin such as flannel " +
+			"masquerades these packets, the replies arrive: there both programs serve these clients, who are seen with the node's address.",
 		Applies: func(w *World, d Diff) bool {
 			return d.Kind == "packet" && !Inside(d.Name) && d.Ours == "dropped" && w.anyClaim(d, func(c Claim) bool {
 				return externalLocal(c) && !w.servesHere(c, d.At.Addr())
 			})
 		},
 	}, {
-		What: "`internalTrafficPolicy: Local` without an endpoint on the node is refused, also if the Service is reachable from outside the cluster.",
+		What: "`internalTrafficPolicy: Local` without an endpoint on the node is refused, also if the Service is reachable from outside the cluster (not with `--remote-fallback`).",
 		Why:  "The API: \"dropping the traffic if there are no local endpoints\"; kubernetes#121371: kube-proxy then uses all endpoints.",
 		Applies: func(w *World, d Diff) bool {
 			missing := d.Kind == "real server" && d.Ours == "" && onOtherNode(netip.MustParseAddrPort(d.Name))

@@ -17,13 +17,13 @@ type Mutation struct {
 var Mutations = []Mutation{
 	{
 		"terminating endpoints are never used", "endpoints.go",
-		"\t\tc.cluster = c.draining\n", "\t\tc.cluster = nil\n",
+		"\t\tc.cluster = c.terminating\n", "\t\tc.cluster = nil\n",
 	}, {
 		"internalTrafficPolicy is ignored", "service.go",
-		"\t\tendpoints = eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",
+		"\t\tendpoints = b.eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",
 	}, {
 		"internalTrafficPolicy Local has no endpoints", "service.go",
-		"\t\tendpoints = eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t\tendpoints = nil\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",
+		"\t\tendpoints = b.eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t\tendpoints = nil\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",
 	}, {
 		"every Service under externalTrafficPolicy Local counts as one without endpoints on this node", "service.go",
 		"\tif noLocal {\n", "\tif noLocal || b.service.ExternalLocal {\n",
@@ -50,10 +50,10 @@ var Mutations = []Mutation{
 		`"-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), "KUBE-IPVS-NO-PORT")`, `"-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "KUBE-IPVS-NO-PORT")`,
 	}, {
 		"external clients get endpoints of other nodes", "service.go",
-		"\tif b.service.ExternalLocal && len(eps.local) > 0 {\n\t\treturn eps.local, false", "\tif b.service.ExternalLocal && len(eps.local) > 0 {\n\t\treturn eps.cluster, false",
+		"\tif b.service.ExternalLocal && len(b.eps.local) > 0 {\n\t\treturn b.eps.local, false", "\tif b.service.ExternalLocal && len(b.eps.local) > 0 {\n\t\treturn b.eps.cluster, false",
 	}, {
 		"internal clients get only endpoints of this node under externalTrafficPolicy Local", "local.go",
-		"if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg", "if len(eps.local) >= 0 || b.cfg",
+		"if !b.service.ExternalLocal || len(b.eps.local) == 0 || b.cfg", "if len(b.eps.local) >= 0 || b.cfg",
 	}, {
 		"the fwmark of a node port does not include the masquerade mark", "local.go",
 		"\tif in.Masquerade {\n", "\tif false {\n",

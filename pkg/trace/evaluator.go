@@ -46,6 +46,9 @@ type Evaluator struct {
 	Added func(set string, entry ipset.Entry)
 	// Opened, if set, is called for each connection that a real server answers.
 	Opened func(*Connection)
+	// Evaluated counts the rules, and their conditions, that packets were matched against, since the
+	// Evaluator was created.
+	Evaluated int
 	// Reads, if set, receives the parts of the node on which results depend.
 	Reads *Reads
 

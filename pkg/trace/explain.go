@@ -25,6 +25,7 @@ type Question struct {
 	// SourceFixed means that the client, a process of the node, has bound From. Without it, the
 	// kernel chooses the source of the node's own packets.
 	SourceFixed bool
+	NotEcho     bool   // of ICMP: neither a ping nor an error
 	State       State  // New if not given
 	Reply       bool   // the packet is a reply: To opened the connection to From
 	Mark        uint32 // that the packet arrives with
@@ -143,7 +144,7 @@ func (e *Evaluator) Explain(n *Node, q Question) Explanation {
 // packet returns the connection's first packet.
 func (q Question) packet() *packet {
 	return &packet{
-		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark, sourceFixed: q.SourceFixed, reply: q.Reply,
+		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark, sourceFixed: q.SourceFixed, notEcho: q.NotEcho, reply: q.Reply,
 		src:  netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort)),
 		dst:  q.To,
 		conn: &connection{mark: q.ConnMark, source: netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort)), destination: q.To},

@@ -40,6 +40,7 @@ type packet struct {
 	conn        *connection
 	state       State
 	sourceFixed bool      // the node's process has chosen src
+	notEcho     bool      // of ICMP: neither a ping nor an error
 	reply       bool      // in the direction of replies
 	phase       Phase     // which packet of the connection it is
 	virtual     *ipvs.Key // the virtual server that scheduled it, after IPVS
@@ -71,5 +72,5 @@ func (p *packet) direction() string {
 
 // isEcho reports whether the packet is a ping.
 func (p *packet) isEcho() bool {
-	return (p.protocol == ICMP || p.protocol == ICMPv6) && p.state != Related
+	return (p.protocol == ICMP || p.protocol == ICMPv6) && p.state != Related && !p.notEcho
 }

@@ -95,7 +95,9 @@ func (r rule) option(name string) (args string, given bool) {
 // condition is an error, unless another one fails.
 func (w *walk) matches(r *rule, p *packet) (bool, error) {
 	err := r.err
+	w.eval.Evaluated++
 	for i := range r.conditions {
+		w.eval.Evaluated++
 		is, e := r.conditions[i].holds(w, p)
 		switch {
 		case e != nil:
@@ -202,8 +204,10 @@ func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 			l, _ := w.Link(p.in)
 			return l.Type == "bridge", nil
 		}
-	case "--tcp-flags", "--syn":
-		return func(_ *walk, p *packet) (bool, error) { return p.state == New, nil }
+	case "--tcp-flags":
+		return matchTCPFlags(m.args)
+	case "--syn":
+		return matchTCPFlags([]string{"FIN,SYN,RST,ACK", "SYN"})
 	case "--vaddr", "--vport", "--vproto", "--vdir", "--ipvs":
 		return func(_ *walk, p *packet) (bool, error) { return isVirtual(m.option, arg, p) }
 	case "--icmp-type", "--icmpv6-type":
@@ -219,6 +223,34 @@ func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 
 // extensionHeaders are matches of headers that packets of Services do not have.
 var extensionHeaders = map[string]bool{"rt": true, "frag": true, "hbh": true, "dst": true, "ah": true, "esp": true}
+
+// matchTCPFlags matches packets of TCP whose flags among the first list are those of the second.
+func matchTCPFlags(args []string) func(*walk, *packet) (bool, error) {
+	if len(args) != 2 {
+		return func(*walk, *packet) (bool, error) { return false, errors.New("--tcp-flags needs two lists") }
+	}
+	mask, ofMask := flagsOf(flagList(args[0]))
+	want, ofWant := flagsOf(flagList(args[1]))
+	if !ofMask || !ofWant {
+		return func(*walk, *packet) (bool, error) { return false, fmt.Errorf("unsupported TCP flags %v", args) }
+	}
+	return func(_ *walk, p *packet) (bool, error) { return p.protocol == ip.TCP && p.tcpFlags()&mask == want, nil }
+}
+
+// flagList returns a list of flags as nft prints it.
+func flagList(text string) any {
+	switch text {
+	case "ALL":
+		text = "FIN,SYN,RST,PSH,ACK,URG"
+	case "NONE":
+		return float64(0)
+	}
+	var out []any
+	for _, name := range strings.Split(strings.ToLower(text), ",") {
+		out = append(out, name)
+	}
+	return out
+}
 
 func pick(source bool, p *packet) netip.AddrPort {
 	if source {

@@ -380,7 +380,25 @@ func TestMatches(t *testing.T) {
 		"-m ipvs --vdir REPLY":                          false,
 		"-m physdev --physdev-is-in":                    false,
 		"-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN": true,
+		"-p tcp -m tcp --syn":                           true,
+		"-p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK":     false,
+		"-p tcp -m tcp --tcp-flags ALL NONE":            false,
 		`-m comment --comment "a, \"b\" ! -s c"`:        true,
+	} {
+		if is, err := w.matches(parse(rule), p); is != want || err != nil {
+			t.Errorf("%s: %v, %v, want %v", rule, is, err, want)
+		}
+	}
+}
+
+// TestFlagsOfReply requires that the reply to a new connection is a SYN-ACK.
+func TestFlagsOfReply(t *testing.T) {
+	w := &walk{Node: newNode(t, remote), eval: &Evaluator{}}
+	p := &packet{protocol: ip.TCP, state: Established, phase: Reply, reply: true, conn: &connection{}}
+	for rule, want := range map[nat.Rule]bool{
+		"-p tcp -m tcp --tcp-flags SYN,RST SYN":     true,
+		"-p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK": true,
+		"-p tcp -m tcp --syn":                       false,
 	} {
 		if is, err := w.matches(parse(rule), p); is != want || err != nil {
 			t.Errorf("%s: %v, %v, want %v", rule, is, err, want)

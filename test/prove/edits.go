@@ -87,14 +87,16 @@ func join(conditions, target []part) nat.Rule {
 }
 
 // edits returns variants of a rule: without each condition, with each one negated,
-// narrowed and widened, and without each bit of a mark that the rule sets.
+// narrowed and widened, and without each bit of a mark that the rule sets. It omits those that
+// are not accepted.
 func edits(rule nat.Rule) []edit {
 	conditions, target := parts(rule)
 	var out []edit
 	for i, c := range conditions {
 		change := func(what string, to ...part) {
-			list := slices.Concat(conditions[:i:i], to, conditions[i+1:])
-			out = append(out, edit{what, i, join(list, target)})
+			if list := slices.Concat(conditions[:i:i], to, conditions[i+1:]); accepted(list, target) {
+				out = append(out, edit{what, i, join(list, target)})
+			}
 		}
 		change(fmt.Sprintf("without %q", c))
 		negated := c
@@ -114,6 +116,39 @@ func edits(rule nat.Rule) []edit {
 		}
 	}
 	return out
+}
+
+// accepted reports whether iptables accepts a rule, and some packet may match it. TCPMSS needs a
+// match of SYN (find_syn_match).
+func accepted(conditions, target []part) bool {
+	has := func(is func(part) bool) bool { return slices.ContainsFunc(conditions, is) }
+	if has(func(c part) bool { return lacksProtocol(c, has) || contradictory(c, has) }) {
+		return false
+	}
+	mss := slices.ContainsFunc(target, func(p part) bool { return p.option == "-j" && p.args[0] == "TCPMSS" })
+	return !mss || has(func(c part) bool { return c.option == "--tcp-flags" && !c.not })
+}
+
+// lacksProtocol reports whether a condition is about fields of a protocol that the rule does not
+// require (xt_check_match).
+func lacksProtocol(c part, has func(func(part) bool) bool) bool {
+	protocol := c.module
+	if protocol == "icmp6" {
+		protocol = "ipv6-icmp"
+	}
+	return slices.Contains([]string{"tcp", "udp", "sctp", "icmp", "ipv6-icmp"}, protocol) &&
+		!has(func(o part) bool { return o.option == "-p" && !o.not && o.args[0] == protocol })
+}
+
+// contradictory reports whether a state is added that no packet has in the rule's direction:
+// INVALID packets have none, and a NEW one is no reply.
+func contradictory(c part, has func(func(part) bool) bool) bool {
+	if c.option != "--ctstate" || c.not {
+		return false
+	}
+	states := strings.Split(c.args[0], ",")
+	return slices.Contains(states, "INVALID") && has(func(o part) bool { return o.option == "--ctdir" }) ||
+		slices.Contains(states, "NEW") && has(func(o part) bool { return o.option == "--ctdir" && !o.not && o.args[0] == "REPLY" })
 }
 
 // variant is a condition or a target with other arguments.

@@ -30,10 +30,12 @@ type Exception struct {
 
 // Whys lists the accepted reasons why no packet class needs a rule, with their meaning.
 var Whys = map[string]string{
-	"performance":       "it spares packets rules that do not change their result",
+	"performance":       "it spares packets rules or conditions that do not change their result",
 	"kube-proxy has it": "users and tools know it from there",
 	"equivalent":        "the packets that reach it have the same result with the edit",
 	"no class":          "the scenarios lack the packets or the state that it is for",
+	"excluded":          "the kernel, or rules before it, exclude the packets to which the edit matters",
+	"general":           "the plan cannot distinguish it from members of the set that classes need",
 }
 
 // Exceptions are the entries of a file; see docs/proof.md.
@@ -63,17 +65,22 @@ func ReadExceptions(file string) (Exceptions, error) {
 	return out, nil
 }
 
-// Has reports whether a failure is known. With PROVE_LOG=FILE it also appends the failure to the
+// Has reports whether a failure is known.
+func (x Exceptions) Has(check, text string) bool { return x.Of(check, text) != nil }
+
+// Of returns the entry of a failure, or nil. With PROVE_LOG=FILE it also appends the failure to the
 // file, after the entry that it matches.
-func (x Exceptions) Has(check, text string) bool {
+func (x Exceptions) Of(check, text string) *Exception {
 	i := slices.IndexFunc(x, func(e *Exception) bool { return e.Check == check && e.match.MatchString(text) })
 	what := "not in exceptions.yaml"
+	var out *Exception
 	if i >= 0 {
-		x[i].used++
-		what = x[i].What
+		out = x[i]
+		out.used++
+		what = out.What
 	}
 	logFailure(fmt.Sprintf("%s: %s\n%s\n", check, what, text))
-	return i >= 0
+	return out
 }
 
 var logging sync.Mutex // checks run concurrently

@@ -4,6 +4,7 @@ package prove
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,79 +13,30 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
-	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
-	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
-
-// Environments are nodes with different foreign rules, in which our rules take effect.
-// Our rules keep their positions.
-var Environments = []struct {
-	Name   string
-	change func(*trace.Node) *trace.Node
-}{
-	{"no other rules", func(n *trace.Node) *trace.Node { return n }},
-	{"policies of DROP", func(n *trace.Node) *trace.Node {
-		return withRules(n, nat.Filter, func(c nat.Contents) nat.Contents {
-			c.Policies["INPUT"], c.Policies["FORWARD"] = "DROP", "DROP"
-			// The proxy writes these jumps once a policy drops; see nat.State.Open.
-			const health = nat.Rule(`-m comment --comment "kubernetes health check service ports" -j KUBE-NODE-PORT`)
-			if _, written := c.Chains["KUBE-NODE-PORT"]; written && !slices.Contains(c.Chains["INPUT"], health) {
-				c.Chains["INPUT"] = append(slices.Clone(c.Chains["INPUT"]), health) // after our others
-			}
-			const accept = nat.Rule(`-m comment --comment "kubernetes service traffic" -j KUBE-IPVS-ACCEPT`)
-			if _, written := c.Chains["KUBE-IPVS-ACCEPT"]; written && !slices.Contains(c.Chains["INPUT"], accept) {
-				c.Chains["INPUT"] = append(slices.Clone(c.Chains["INPUT"]), accept)
-			}
-			return c
-		})
-	}},
-	{"hostPorts of every number", func(n *trace.Node) *trace.Node {
-		to := "192.0.2.250"
-		if n.Family.Bits() > 32 {
-			to = "2001:db8::250"
-		}
-		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
-			n = withChain(n, nat.NAT, chain, func(rules []nat.Rule) []nat.Rule {
-				return append(rules, nat.Rule("-m addrtype --dst-type LOCAL -j DNAT --to-destination "+to))
-			})
-		}
-		return n
-	}},
-	{"another program's masquerading", func(n *trace.Node) *trace.Node {
-		return withChain(n, nat.NAT, "POSTROUTING", func(rules []nat.Rule) []nat.Rule { return append(rules, "-j MASQUERADE") })
-	}},
-	{"marks of others from the start", func(n *trace.Node) *trace.Node {
-		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
-			n = withChain(n, nat.Raw, chain, func(rules []nat.Rule) []nat.Rule {
-				return slices.Insert(rules, 0, "-j MARK --set-xmark 0x100000/0xfff00000", "-j CONNMARK --set-xmark 0x100000/0xfff00000")
-			})
-		}
-		return n
-	}},
-	// Without such rules, the node is as in "no other rules", and the environment shows nothing.
-	{"our policy rules for marks are missing", func(n *trace.Node) *trace.Node {
-		out := *n
-		out.Rules = slices.DeleteFunc(slices.Clone(n.Rules), func(r routing.Rule) bool { return r.Own && r.Priority == scenario.DefaultConfig().SNAT.Priority })
-		if len(out.Rules) == len(n.Rules) {
-			return nil
-		}
-		return &out
-	}},
-	{"marks of others in INPUT", func(n *trace.Node) *trace.Node {
-		return withChain(n, nat.Filter, "INPUT", func(rules []nat.Rule) []nat.Rule {
-			return append(rules, "-j MARK --set-xmark 0x100000/0xfff00000")
-		})
-	}},
-}
 
 // Need is the evidence that a rule, an edit of it, an order or a set member is needed.
 type Need struct {
 	Tried, Needed int    // copies, in all subjects and environments
 	By            string // a class that needs it
+	Reached       bool   // some packet takes another path through the rules, or is changed otherwise, with the same result
+	Costs         bool   // some packet is matched against more rules or conditions, with the same result
+}
+
+// contradicts returns why the kind of reason of an exception is wrong, or "".
+func (n *Need) contradicts(e *Exception) string {
+	switch {
+	case e.Why == "performance" && !n.Costs:
+		return "no packet is matched against more rules or conditions"
+	case e.Why == "equivalent" && !n.Reached:
+		return "no packet reaches the rule"
+	case (e.Why == "no class" || e.Why == "excluded") && n.Reached:
+		return "a packet reaches the rule"
+	}
+	return ""
 }
 
 // Necessity collects evidence from all subjects.
@@ -102,25 +54,58 @@ func NewNecessity() *Necessity {
 	return &Necessity{Rules: map[string]*Need{}, Edits: map[string]*Need{}, Orders: map[string]*Need{}, Members: map[string]*Need{}}
 }
 
-// need returns the entry of a key, and whether it is known to be needed.
-func (y *Necessity) need(m map[string]*Need, key string) (n *Need, shown bool) {
+// needsOther reports whether some class needs another member of the set of a member.
+func (y *Necessity) needsOther(member string) bool {
+	setOf := func(key string) string {
+		_, set, _ := strings.Cut(key, " in ")
+		set, _, _ = strings.Cut(set, " of ")
+		return set
+	}
+	for key, n := range y.Members {
+		if n.Needed > 0 && setOf(key) == setOf(member) {
+			return true
+		}
+	}
+	return false
+}
+
+// need returns the entry of a key, and whether there is nothing to try: it is known to be needed, or
+// new where only known ones are tried.
+func (y *Necessity) need(m map[string]*Need, key string, known bool) (n *Need, shown bool) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
+	if m[key] == nil && known {
+		return nil, true
+	}
 	if m[key] == nil {
 		m[key] = &Need{}
 	}
 	return m[key], m[key].Needed > 0
 }
 
-// note records a try. by is the class whose result changed, or "".
-func (y *Necessity) note(n *Need, by string) {
+// note records a try.
+func (y *Necessity) note(n *Need, e effect) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	n.Tried++
-	if by != "" {
+	n.Reached, n.Costs = n.Reached || e.reached, n.Costs || e.costs
+	if e.by != "" {
 		n.Needed++
-		n.By = cmp.Or(n.By, by)
+		n.By = cmp.Or(n.By, e.by)
 	}
+}
+
+// costs reports whether a try has shown that packets are matched against more rules or conditions.
+func (y *Necessity) costs(n *Need) bool {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return n.Costs
+}
+
+// effect is what a change of a node does to the probes that may notice it.
+type effect struct {
+	by             string // a probe whose result differs, or ""
+	reached, costs bool   // see Need
 }
 
 // hits are the classes that matched a rule or a member.
@@ -184,41 +169,85 @@ type near struct {
 	condition int
 }
 
-// matches records what the classes of a subject matched in an environment.
+// matches records what the probes of a subject matched in an environment.
 type matches struct {
 	*Subject
+	probes  []probe
 	e       trace.Evaluator
 	env     string
+	known   bool // only what other environments have tried is tried
 	node    *trace.Node
-	before  []string // summaries, by class
+	before  []outcome // by probe
 	places  hits[place]
 	nears   hits[near]
 	members hits[member]
+	some    []int // probes that take different paths
+	ids     map[place]uint16
+	passed  []place // by the probe that is evaluated
 }
 
-// shows returns a class whose result differs on a changed node, or "".
-func (m *matches) shows(changed *trace.Node, classes ...[]int) string {
-	for _, i := range slices.Concat(classes...) {
-		x := m.e.Explain(changed, m.Classes[i].Question)
-		if len(x.Doubts) == 0 && Summary(&x) != m.before[i] {
-			return fmt.Sprintf("%s, %s: %s", m.Subject, m.env, m.Classes[i])
+// outcome is the result of a probe.
+type outcome struct {
+	result     string // "" if it is in doubt
+	path       string // the rules that matched
+	conditions int    // and rules that the packets were matched against
+}
+
+// evaluate follows a probe through a node.
+func (m *matches) evaluate(n *trace.Node, i int) outcome {
+	m.passed = m.passed[:0]
+	conditions := m.e.Evaluated
+	out := outcome{result: m.probes[i].follow(&m.e, n)}
+	out.conditions = m.e.Evaluated - conditions
+	path := make([]byte, 0, 2*len(m.passed))
+	for _, at := range m.passed {
+		id, ok := m.ids[at]
+		if !ok {
+			id = uint16(len(m.ids))
+			m.ids[at] = id
+		}
+		path = binary.BigEndian.AppendUint16(path, id)
+		if out.result != "" && limitsSegments(n, at) {
+			out.result += ", segments limited"
 		}
 	}
-	return ""
+	out.path = string(path)
+	return out
+}
+
+// limitsSegments reports whether a rule limits the size of a connection's segments.
+func limitsSegments(n *trace.Node, at place) bool {
+	return at.table == nat.Mangle && strings.Contains(string(n.Ruleset[at.table].Chains[at.chain][at.index]), "-j TCPMSS ")
+}
+
+// shows returns the effect of a change of the node on the given probes.
+func (m *matches) shows(changed *trace.Node, probes ...[]int) (out effect) {
+	for _, i := range slices.Concat(probes...) {
+		x, before := m.evaluate(changed, i), m.before[i]
+		if x.result == "" || before.result == "" {
+			continue
+		}
+		if x.result != before.result {
+			out.by = fmt.Sprintf("%s, %s: %s", m.Subject, m.env, m.probes[i])
+			return out
+		}
+		out.reached = out.reached || x.path != before.path
+		out.costs = out.costs || x.conditions > before.conditions
+	}
+	return out
 }
 
 // Check removes and edits each rule, removes each set member, and swaps neighboring
 // rules, in every environment. It skips changes that have already shown a need.
-func (y *Necessity) Check(s *Subject) {
+func (y *Necessity) Check(s *Subject) error {
 	var all sync.WaitGroup
-	s = s.withBound()
-	for _, env := range Environments {
-		node := env.change(s.Node)
+	check := func(env string, node *trace.Node, probes []probe, known bool) {
 		if node == nil {
-			continue // it does not apply
+			return // it does not apply
 		}
 		all.Go(func() {
-			m := s.match(env.Name, node)
+			m := s.match(env, node, probes)
+			m.known = known
 			for table, contents := range m.node.Ruleset {
 				for chain, rules := range contents.Chains {
 					y.chain(m, place{table, chain, 0}, rules)
@@ -227,36 +256,20 @@ func (y *Necessity) Check(s *Subject) {
 			y.members(m)
 		})
 	}
-	all.Wait()
-}
-
-// withBound returns the subject with more classes: connections of the node whose program has
-// bound an address of another interface, or a loopback address. No oracle judges them, but a
-// rule is needed if it changes their result.
-func (s *Subject) withBound() *Subject {
-	out := *s
-	out.Classes = slices.Clone(s.Classes)
-	for _, c := range s.Classes {
-		if c.In != "" || c.target.svc == nil {
-			continue
-		}
-		others := 0
-		for _, l := range s.Node.Links {
-			for _, a := range l.Addresses {
-				from := a.Prefix.Addr()
-				if ip.Of(from) != s.Family || from == c.From || from.IsLinkLocalUnicast() || others > 0 && !from.IsLoopback() {
-					continue
-				}
-				if !from.IsLoopback() {
-					others++
-				}
-				q := c.Question
-				q.From, q.SourceFixed = from, true
-				out.Classes = append(out.Classes, &Class{q, c.target})
-			}
-		}
+	probes := s.probes()
+	for _, env := range Environments {
+		check(env.Name, env.change(s.Node), probes, false)
 	}
-	return &out
+	all.Wait()
+	open := s.openConnections()
+	left, err := s.afterEndpointsLeft()
+	if err != nil {
+		return err
+	}
+	check("the endpoints have left, connections are open", left, open, true)
+	check("the address of the primary interface is absent, connections are open", s.withoutAddress(), slices.Concat(probes, open), true)
+	all.Wait()
+	return nil
 }
 
 func (y *Necessity) chain(m *matches, at place, rules []nat.Rule) {
@@ -265,7 +278,7 @@ func (y *Necessity) chain(m *matches, at place, rules []nat.Rule) {
 			continue
 		}
 		y.rule(m, at, rule)
-		if m.env == Environments[0].Name && index+1 < len(rules) && ours(at.chain, rules[index+1]) {
+		if (m.env == Environments[0].Name || m.known) && index+1 < len(rules) && ours(at.chain, rules[index+1]) {
 			y.order(m, at, rule, rules[index+1])
 		}
 	}
@@ -274,12 +287,12 @@ func (y *Necessity) chain(m *matches, at place, rules []nat.Rule) {
 // rule removes a rule, and tries all edits of it.
 func (y *Necessity) rule(m *matches, at place, rule nat.Rule) {
 	text := fmt.Sprintf("%s -A %s %s", at.table, at.chain, m.normal(rule))
-	if n, shown := y.need(y.Rules, text); !shown {
+	if n, shown := y.need(y.Rules, text, m.known); !shown {
 		without := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule { return slices.Delete(r, at.index, at.index+1) })
 		y.note(n, m.shows(without, m.places[at]))
 	}
 	for _, e := range edits(rule) {
-		n, shown := y.need(y.Edits, text+": "+m.normalText(e.what))
+		n, shown := y.need(y.Edits, text+": "+m.normalText(e.what), m.known)
 		if shown {
 			continue
 		}
@@ -291,7 +304,12 @@ func (y *Necessity) rule(m *matches, at place, rule nat.Rule) {
 			r[at.index] = e.rule
 			return r
 		})
-		y.note(n, m.shows(edited, m.places[at], close))
+		effect := m.shows(edited, m.places[at], close)
+		if effect.by == "" && !effect.costs && !y.costs(n) {
+			effect.costs = m.shows(edited, m.some).costs
+		}
+		effect.reached = effect.reached || e.condition < 0 && len(m.places[at]) > 0
+		y.note(n, effect)
 	}
 }
 
@@ -303,10 +321,12 @@ func (y *Necessity) order(m *matches, at place, first, second nat.Rule) {
 	_, one := parts(first)
 	_, other := parts(second)
 	if join(nil, one) == join(nil, other) || !m.both(at, next) {
-		y.Apart++ // only one environment is tried
+		if !m.known {
+			y.Apart++ // only one environment counts
+		}
 		return
 	}
-	n, shown := y.need(y.Orders, fmt.Sprintf("%s -A %s %s, then %s", at.table, at.chain, m.normal(first), m.normal(second)))
+	n, shown := y.need(y.Orders, fmt.Sprintf("%s -A %s %s, then %s", at.table, at.chain, m.normal(first), m.normal(second)), m.known)
 	if !shown {
 		swapped := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule {
 			r[at.index], r[next.index] = r[next.index], r[at.index]
@@ -325,27 +345,70 @@ func (m *matches) both(at, next place) bool {
 	is := false
 	e := trace.Evaluator{Quiet: true, Matched: func(t nat.Table, chain string, index int) { is = is || next == place{t, chain, index} }}
 	for _, i := range m.places[at] {
-		if e.Explain(without, m.Classes[i].Question); is {
+		if m.probes[i].follow(&e, without); is {
 			return true
 		}
 	}
 	return false
 }
 
-// match evaluates all classes, and records what each matched.
-func (s *Subject) match(env string, n *trace.Node) *matches {
-	m := &matches{Subject: s, e: trace.Evaluator{Quiet: true}, env: env, node: n, before: make([]string, len(s.Classes)), places: hits[place]{}, nears: hits[near]{}, members: hits[member]{}}
-	e := trace.Evaluator{Quiet: true}
-	for i, c := range s.Classes {
-		e.Matched = func(t nat.Table, chain string, index int) { m.places.add(place{t, chain, index}, i) }
-		e.Near = func(t nat.Table, chain string, index, condition int) {
-			m.nears.add(near{place{t, chain, index}, condition}, i)
-		}
-		e.Member = func(set string, entry ipset.Entry) { m.members.add(member{set, entry}, i) }
-		x := e.Explain(n, c.Question)
-		m.before[i] = Summary(&x)
+// match evaluates all probes, and records what each matched. Of probes that take the same path, it
+// records one for each rule, condition and member.
+func (s *Subject) match(env string, n *trace.Node, probes []probe) *matches {
+	m := &matches{
+		Subject: s, probes: probes, env: env, node: n, before: make([]outcome, len(probes)),
+		places: hits[place]{}, nears: hits[near]{}, members: hits[member]{}, ids: map[place]uint16{},
 	}
+	var nears []near
+	var members []member
+	m.e = trace.Evaluator{
+		Quiet:   true,
+		Matched: func(t nat.Table, chain string, index int) { m.passed = append(m.passed, place{t, chain, index}) },
+		Near: func(t nat.Table, chain string, index, condition int) {
+			nears = append(nears, near{place{t, chain, index}, condition})
+		},
+		Member: func(set string, entry ipset.Entry) { members = append(members, member{set, entry}) },
+	}
+	paths := map[string]int{}
+	nearsOf, membersOf := map[onPath[near]]bool{}, map[onPath[member]]bool{}
+	for i := range probes {
+		nears, members = nears[:0], members[:0]
+		m.before[i] = m.evaluate(n, i)
+		name := fmt.Sprintf("%s %s %s %d %s", m.before[i].result, probes[i].In, probes[i].State, probes[i].Protocol, m.before[i].path)
+		path, known := paths[name]
+		if !known {
+			path = len(paths)
+			paths[name] = path
+			if len(m.some) < 50 && strings.Contains(m.before[i].result, ";") { // through IPVS
+				m.some = append(m.some, i)
+			}
+			for _, at := range m.passed {
+				m.places.add(at, i)
+			}
+		}
+		for _, at := range nears {
+			addOne(m.nears, nearsOf, path, at, i)
+		}
+		for _, at := range members {
+			addOne(m.members, membersOf, path, at, i)
+		}
+	}
+	m.e.Near, m.e.Member = nil, nil
 	return m
+}
+
+// onPath is something that a class of a path matched.
+type onPath[K comparable] struct {
+	path int
+	what K
+}
+
+// addOne records a probe, unless one of the same path is recorded.
+func addOne[K comparable](h hits[K], seen map[onPath[K]]bool, path int, what K, class int) {
+	if at := (onPath[K]{path, what}); !seen[at] {
+		seen[at] = true
+		h.add(what, class)
+	}
 }
 
 // members removes each member of the family's sets.
@@ -354,8 +417,20 @@ func (y *Necessity) members(m *matches) {
 		if strings.HasPrefix(name, "KUBE-6-") != (m.Family.Bits() > 32) && set.Type != ipset.BitmapPort {
 			continue
 		}
+		general := strings.Replace(name, "KUBE-6-", "KUBE-", 1)
+		if len(set.Entries) > 0 && !m.known {
+			unmatched, _ := y.need(y.Members, "any member in "+general+", which no rule matches", false)
+			used := ""
+			if m.usesSet(name) {
+				used = m.String()
+			}
+			y.note(unmatched, effect{by: used})
+		}
+		if !m.usesSet(name) {
+			continue
+		}
 		for e := range set.Entries {
-			n, shown := y.need(y.Members, fmt.Sprintf("%s in %s of %s", e, strings.Replace(name, "KUBE-6-", "KUBE-", 1), m.Subject))
+			n, shown := y.need(y.Members, fmt.Sprintf("%s in %s of %s", e, general, m.Subject), m.known)
 			if shown {
 				continue
 			}
@@ -365,20 +440,37 @@ func (y *Necessity) members(m *matches) {
 			changed := *m.node
 			changed.Sets = maps.Clone(m.node.Sets)
 			changed.Sets[name] = without
-			y.note(n, cmp.Or(m.shows(&changed, m.members[member{name, e}]), m.showsAlike(&changed, name, e)))
+			by := m.shows(&changed, m.members[member{name, e}])
+			by.by = cmp.Or(by.by, m.showsAlike(&changed, name, e))
+			y.note(n, by)
 		}
 	}
+}
+
+// usesSet reports whether a rule matches a set.
+func (m *matches) usesSet(name string) bool {
+	for _, contents := range m.node.Ruleset {
+		for _, rules := range contents.Chains {
+			if slices.ContainsFunc(rules, func(r nat.Rule) bool { return strings.Contains(string(r), "-set "+name+" ") }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // showsAlike tests another member of the set instead: members that nothing distinguishes
 // share one class.
 func (m *matches) showsAlike(changed *trace.Node, set string, e ipset.Entry) string {
-	for other, classes := range m.members {
+	for other, probes := range m.members {
 		if other.set != set {
 			continue
 		}
-		for _, i := range classes {
-			q := m.Classes[i].Question
+		for _, i := range probes {
+			if m.probes[i].open != nil || m.probes[i].answered {
+				continue
+			}
+			q := m.probes[i].Question
 			switch {
 			case e.Addr.IsValid() && q.To.Addr() != other.entry.Addr, e.Addr2.IsValid() || e.Net.IsValid():
 				continue
@@ -391,7 +483,7 @@ func (m *matches) showsAlike(changed *trace.Node, set string, e ipset.Entry) str
 			q.Protocol = cmp.Or(e.Protocol, q.Protocol)
 			before, after := m.e.Explain(m.node, q), m.e.Explain(changed, q)
 			if Summary(&before) != Summary(&after) {
-				return fmt.Sprintf("%s, %s: as %s", m.Subject, m.env, m.Classes[i])
+				return fmt.Sprintf("%s, %s: as %s", m.Subject, m.env, m.probes[i])
 			}
 		}
 	}

@@ -34,8 +34,14 @@ var quickly = []string{"aws-vpc", "external-local", "volcano auto"}
 
 func scenarios(t testing.TB, all bool) []*Scenario {
 	t.Helper()
+	return scenariosIn(t, all, "testdata", "../../pkg/plan/testdata")
+}
+
+// scenariosIn returns the scenarios of directories.
+func scenariosIn(t testing.TB, all bool, dirs ...string) []*Scenario {
+	t.Helper()
 	var out []*Scenario
-	for _, dir := range []string{"testdata", "../../pkg/plan/testdata"} {
+	for _, dir := range dirs {
 		list, err := LoadDir(dir)
 		if err != nil {
 			t.Fatal(err)
@@ -52,10 +58,19 @@ func scenarios(t testing.TB, all bool) []*Scenario {
 	return out
 }
 
+// forNecessity has scenarios for rules that the others do not need. TestUpdates and
+// TestBesideOtherPrograms do not run them.
+const forNecessity = "testdata/necessity"
+
 func subjects(t testing.TB, all bool) []*Subject {
 	t.Helper()
+	return subjectsOf(t, scenarios(t, all))
+}
+
+func subjectsOf(t testing.TB, list []*Scenario) []*Subject {
+	t.Helper()
 	var out []*Subject
-	for _, s := range scenarios(t, all) {
+	for _, s := range list {
 		for _, f := range s.Config.Families {
 			sub, err := NewSubject(s, f)
 			if err != nil {
@@ -125,7 +140,7 @@ func figure(name string, value int, shows string) reliability.Figure {
 func TestClasses(t *testing.T) {
 	record := reliability.Begin(t, reliability.Packets, "classes")
 	r := reported{check: "classes", known: exceptions(t)}
-	classes, combinations, list := 0, 0, subjects(t, true)
+	classes, combinations, list := 0, 0, subjectsOf(t, append(scenarios(t, true), scenariosIn(t, true, forNecessity)...))
 	for _, s := range list {
 		classes, combinations = classes+len(s.Classes), combinations+s.Combinations
 		for _, f := range s.Check() {
@@ -176,8 +191,10 @@ func TestNecessity(t *testing.T) {
 	record := reliability.Begin(t, reliability.Packets, "necessity")
 	known := exceptions(t)
 	y := NewNecessity()
-	for _, s := range subjects(t, true) {
-		y.Check(s)
+	for _, s := range subjectsOf(t, append(scenarios(t, true), scenariosIn(t, true, forNecessity)...)) {
+		if err := y.Check(s); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var figures []reliability.Figure
 	tried, caught, listed := 0, 0, 0
@@ -185,15 +202,23 @@ func TestNecessity(t *testing.T) {
 		name, of, shows string
 		needs           map[string]*Need
 	}{
-		{"no rule", "rules removed, one at a time", "interfaces and addresses left out; in each configuration and up to seven environments", y.Rules},
+		{"no rule", "rules removed, one at a time", fmt.Sprintf("interfaces and addresses left out; in each configuration and up to %d environments", len(Environments)+2), y.Rules},
 		{"edited", "edits of rules", "a condition left out, negated, narrower or wider; a bit of a mark that is set left out", y.Edits},
 		{"swapped", "neighboring rules swapped", "those that some packet matches both of", y.Orders},
 		{"no member", "members removed from sets, one at a time", "of every configuration", y.Members},
 	} {
 		unneeded := Unneeded(kind.needs)
 		for _, what := range unneeded {
-			if !known.Has("necessity", kind.name+": "+what) {
-				t.Errorf("no class shows it: %s: %s", kind.name, what)
+			n := kind.needs[what]
+			text := fmt.Sprintf("%s: %s\n  a packet reaches it: %t, is matched against more rules or conditions: %t", kind.name, what, n.Reached, n.Costs)
+			e := known.Of("necessity", text)
+			if e == nil {
+				t.Errorf("no class shows it: %s", text)
+				continue
+			}
+			if why := n.contradicts(e); why != "" || e.Why == "general" && !y.needsOther(what) {
+				why = cmp.Or(why, "no other member of the set is needed")
+				t.Errorf("exceptions.yaml: %s: %s: %s", e.What, why, text)
 			}
 		}
 		figures = append(figures, figure(kind.of, len(kind.needs), kind.shows),

@@ -157,7 +157,7 @@ func (s *site) addServer(name string, host *lab.Namespace, addresses ...netip.Ad
 		}
 	}
 	s.servers = append(s.servers, e)
-	for n := range services + 1 {
+	for n := range allServices {
 		for _, protocol := range protocols {
 			host.Serve(name, protocol, s.plan.targetPort(n+1))
 		}

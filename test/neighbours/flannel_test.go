@@ -45,6 +45,21 @@ func TestNeighbourFlannel(t *testing.T) {
 	}
 }
 
+// TestNeighbourFlannelOrdinary is flannel with load balancer IPs of their own network.
+func TestNeighbourFlannelOrdinary(t *testing.T) {
+	onlyLong(t)
+	p := ordinaryPlan
+	p.bare = true
+	setup{
+		key: "flannel", plan: p,
+		Result: Result{Order: 29, Title: "flannel (VXLAN)",
+			What: "flannel v0.28.10: its own packages `pkg/backend/vxlan` and `pkg/trafficmngr/iptables` ran on two nodes and made links, FDB entries and routes " +
+				"for both families, and rules that masquerade and forward. Endpoints are pods, one of them behind the VXLAN.",
+			Missing: "flannel's watch of the API server."},
+		build: buildFlannel, restart: restartFlannel,
+	}.run(t)
+}
+
 func buildFlannel(s *side) {
 	other := s.Lab.Node("other")
 	s.Uplink.Attach(other.Namespace, "eth0", "192.168.50.12/24", "fd00:50::12/64")

@@ -86,7 +86,7 @@ var titles = []string{
 	"No neighbour",
 	"AWS VPC CNI", "AWS VPC CNI, security groups for pods, standard", "AWS VPC CNI, security groups for pods, strict", "AWS VPC CNI with Calico (Felix) for policies",
 	"Calico (Felix), iptables, insert mode", "Calico (Felix), iptables, append mode", "Calico (Felix), nftables", "Calico (Felix), iptables, insert mode, claims by port",
-	"flannel (VXLAN), load balancer IPs that are nodes' addresses, pods", "flannel (VXLAN), load balancer IPs that are nodes' addresses, host network",
+	"flannel (VXLAN)", "flannel (VXLAN), load balancer IPs that are nodes' addresses, pods", "flannel (VXLAN), load balancer IPs that are nodes' addresses, host network",
 	"MetalLB, layer 2", "systemd-networkd", "keepalived", "firewalld, default deny", "ufw, default deny",
 	"kube-proxy's leftovers, iptables mode, iptables-legacy", "kube-proxy's leftovers, ipvs mode, iptables-legacy", "kube-proxy's leftovers, iptables mode, iptables-nft", "kube-proxy's leftovers, ipvs mode, iptables-nft",
 }

@@ -115,7 +115,7 @@ func newSite(t *testing.T, p plan) *site {
 func (s *site) routeVIPs(p plan) {
 	s.t.Helper()
 	for family, node := range p.node {
-		for n := range services {
+		for n := range allServices {
 			for _, vip := range []string{clusterIPs(n + 1)[family], balancerIPs(n + 1)[family], p.externalIPs(n + 1)[family]} {
 				s.Fabric.Route(fmt.Sprintf("%s via %s", vip, addr(node)))
 				s.Eth0.Accept(vip)

@@ -3,6 +3,7 @@ package nat
 import (
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // SourceTranslation is a foreign rule of table nat that translates the sources of packets without
@@ -24,8 +25,9 @@ func sourceTranslations(c Chain, rules []Rule) []SourceTranslation {
 	}
 	var out []SourceTranslation
 	for _, r := range rules {
-		if !slices.Contains(translating, target(r)) {
-			continue
+		names := func(name string) bool { return strings.Contains(string(r), name) }
+		if !slices.ContainsFunc(translating, names) || !slices.Contains(translating, target(r)) {
+			continue // mostly not parsed: other programs may have thousands of rules
 		}
 		args, err := Words(string(r))
 		if err != nil {

@@ -265,7 +265,7 @@ const (
 
 // acknowledgedUntil returns the latest expiry among a real server's conntrack entries of connections
 // with acknowledged packets, or a fixed time in the past if there are none. It returns zero if that
-// is unknown: without conntrack, for protocols other than TCP, and if established connections have
+// is unknown: without conntrack or entries, for protocols other than TCP, and if established connections have
 // so short a timeout that it does not distinguish them.
 func (r *Reconciler) acknowledgedUntil(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Time {
 	address, known := r.marks.addressOf(key)
@@ -280,7 +280,7 @@ func (r *Reconciler) acknowledgedUntil(key ipvs.Key, dest netip.AddrPort, now ti
 	vip := netip.AddrPortFrom(address.Addr, address.Port)
 	longest, err := r.kernel.Conntrack.Longest(conntrack.Match{Protocol: ip.TCP, OriginalDst: vip, ReplySrc: dest})
 	switch {
-	case err != nil:
+	case err != nil || longest == 0: // without an entry, the connections are not tracked
 		return time.Time{}
 	case longest <= unacknowledged:
 		return time.Unix(0, 0)

@@ -90,6 +90,7 @@ func TestErrorsAreNoAnswers(t *testing.T) {
 		{"answers", 1, 1, func(int) time.Duration { return 24*time.Hour - time.Second }, established, true},
 		{"more packets to clients than from them", 1, 2, stuck, established, true},
 		{"an upload", 1000, 500, stuck, established, true},
+		{"not tracked", 1, 1, func(int) time.Duration { return 0 }, established, true},
 		{"short timeouts", 1, 1, stuck, sysctl.State{establishedTimeout: "300"}, true},
 		{"no parameter", 1, 1, stuck, nil, true},
 	} {

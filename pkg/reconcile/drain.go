@@ -265,8 +265,8 @@ const (
 
 // acknowledgedUntil returns the latest expiry among a real server's conntrack entries of connections
 // with acknowledged packets, or a fixed time in the past if there are none. It returns zero if that
-// is unknown: without conntrack or entries, for protocols other than TCP, and if established connections have
-// so short a timeout that it does not distinguish them.
+// is unknown: without conntrack or entries, for protocols other than TCP, and if established
+// connections have so short a timeout that it does not distinguish them.
 func (r *Reconciler) acknowledgedUntil(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Time {
 	address, known := r.marks.addressOf(key)
 	if !known || address.Protocol != ip.TCP || r.kernel.Conntrack == nil {

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"hash/maphash"
 	"net/netip"
 	"testing"
 
@@ -58,7 +59,14 @@ func TestChangesAffectReads(t *testing.T) {
 			var request, next Reads
 			e := Evaluator{Reads: &request, Opened: func(c *Connection) { open = append(open, c) }}
 			e.Explain(before, ask(from, to))
-			if got := changes.Affect(&request); got != c.want {
+			got := changes.Affect(&request)
+			for tries := 0; got && !c.want && tries < 5; tries++ { // by chance, with this seed
+				seed, request = maphash.MakeSeed(), Reads{}
+				e.Explain(before, ask(from, to))
+				changes = Compare(before, after)
+				got = changes.Affect(&request)
+			}
+			if got != c.want {
 				t.Errorf("affects the first packet: %t, want %t", got, c.want)
 			}
 			e.Reads = &next

@@ -112,15 +112,10 @@ func (c *client) Delete(matches []Match) (int, error) {
 }
 
 func (c *client) delete(family ip.Family, index index) (int, error) {
-	var entries []tracked
-	for _, f := range index.filters(family) {
-		list, err := c.raw.dump(family, f, index.selects)
-		if err != nil {
-			return 0, fmt.Errorf("list: %w", err)
-		}
-		entries = append(entries, list...)
+	entries, err := c.list(family, index)
+	if err != nil {
+		return 0, fmt.Errorf("list: %w", err)
 	}
-	var err error
 	deleted := 0
 	for _, entry := range entries {
 		switch removeErr := c.raw.remove(family, entry); {
@@ -134,6 +129,19 @@ func (c *client) delete(family ip.Family, index index) (int, error) {
 	return deleted, err
 }
 
+// list returns the entries of one family that the matches of an index select.
+func (c *client) list(family ip.Family, index index) ([]tracked, error) {
+	var entries []tracked
+	for _, f := range index.filters(family) {
+		list, err := c.raw.dump(family, f, index.selects)
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, list...)
+	}
+	return entries, nil
+}
+
 // Longest returns the longest time after which an entry that a match selects expires if no further
 // packet arrives, in whole seconds; 0 if it selects none. The match must have an OriginalDst.
 func (c *client) Longest(m Match) (time.Duration, error) {
@@ -142,17 +150,11 @@ func (c *client) Longest(m Match) (time.Duration, error) {
 	family, index := ip.Of(m.OriginalDst.Addr()), newIndex([]Match{m})
 	var longest time.Duration
 	err := kernel.Retry(func() error {
-		longest = 0
-		for _, f := range index.filters(family) {
-			list, err := c.raw.dump(family, f, index.selects)
-			if err != nil {
-				return err
-			}
-			for _, entry := range list {
-				longest = max(longest, entry.timeout)
-			}
+		entries, err := c.list(family, index)
+		for _, entry := range entries {
+			longest = max(longest, entry.timeout)
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("list %s conntrack entries: %w", family, err)

@@ -717,19 +717,26 @@ func TestOwnRemovalIsNoDrift(t *testing.T) {
 	})
 }
 
+// twoInterfaces returns the node's network with eth0, which has the default route of table main, and
+// eth1, which has that of table 1003.
+func (w *world) twoInterfaces() routing.Inventory {
+	inventory, err := w.node.Routing.Inventory()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for i, table := range []int{254, 1003} {
+		name := fmt.Sprintf("eth%d", i)
+		inventory.Links = append(inventory.Links, routing.Link{Index: 2 + i, Name: name, Type: "device", Up: true})
+		inventory.Defaults = append(inventory.Defaults, routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: name})
+	}
+	return inventory
+}
+
 // TestNewENIIsCheckedSoon adds a policy rule of a pod that makes an interface an ENI:
 // seconds later it is known whether its reverse-path check conflicts.
 func TestNewENIIsCheckedSoon(t *testing.T) {
 	run(t, nil, func(w *world) {
-		inventory, err := w.node.Routing.Inventory()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, table := range []int{254, 1003} {
-			name := fmt.Sprintf("eth%d", i)
-			inventory.Links = append(inventory.Links, routing.Link{Index: 2 + i, Name: name, Type: "device", Up: true})
-			inventory.Defaults = append(inventory.Defaults, routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: name})
-		}
+		inventory := w.twoInterfaces()
 		w.node.Routing.SetInventory(inventory)
 		w.synced()
 		w.sleep(10 * time.Second)
@@ -751,15 +758,7 @@ func TestNewENIIsCheckedSoon(t *testing.T) {
 // routes: the rules follow within two minutes.
 func TestUnreportedRoute(t *testing.T) {
 	run(t, nil, func(w *world) {
-		inventory, err := w.node.Routing.Inventory()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, table := range []int{254, 1003} {
-			name := fmt.Sprintf("eth%d", i)
-			inventory.Links = append(inventory.Links, routing.Link{Index: 2 + i, Name: name, Type: "device", Up: true})
-			inventory.Defaults = append(inventory.Defaults, routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: name})
-		}
+		inventory := w.twoInterfaces()
 		pod := netip.MustParsePrefix("10.12.192.44/32")
 		inventory.Rules = append(inventory.Rules, routing.Rule{Family: ip.IPv4, Priority: 2000, From: pod, Table: 1003})
 		w.node.Routing.SetInventory(inventory)

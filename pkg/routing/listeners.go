@@ -75,20 +75,28 @@ func lacksTCPDiag(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
-func (l *listing) readFile() ([]Listener, error) {
+func (l *listing) readFile() (list []Listener, err error) {
+	err = l.read(func(file io.Reader) error {
+		list, err = readListeners(file, l.protocol, l.waits)
+		return err
+	})
+	return list, err
+}
+
+// read calls do with the list. A kernel without IPv6 has none of it.
+func (l *listing) read(do func(io.Reader) error) error {
 	file, err := os.Open("/proc/thread-self/net/" + l.name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // a kernel without IPv6
+		return nil
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer file.Close()
-	list, err := readListeners(file, l.protocol, l.waits)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", l.name, err)
+	if err := do(file); err != nil {
+		return fmt.Errorf("%s: %w", l.name, err)
 	}
-	return list, nil
+	return nil
 }
 
 func sortListeners(list []Listener) []Listener {
@@ -98,35 +106,42 @@ func sortListeners(list []Listener) []Listener {
 	return slices.Compact(list)
 }
 
-// readListeners parses a listing:
+// readListeners parses a listing. TCP's begins with the listening sockets. readListeners does not
+// read the others, because there may be very many.
+func readListeners(listing io.Reader, protocol ip.Protocol, waits string) ([]Listener, error) {
+	var out []Listener
+	err := eachSocket(listing, func(state, address string) (more bool, err error) {
+		if state != waits {
+			return protocol != ip.TCP, nil
+		}
+		at, err := parseSocketAddress(address)
+		out = append(out, Listener{protocol, at.Addr(), at.Port()})
+		return true, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// eachSocket calls do with the state and the local address of each socket in a listing, until do
+// returns false or an error:
 //
 //	sl  local_address rem_address   st …
 //	 0: 0100007F:1F90 00000000:0000 0A …
-//
-// TCP's listing begins with the listening sockets. readListeners does not read the others,
-// because there may be very many.
-func readListeners(listing io.Reader, protocol ip.Protocol, waits string) ([]Listener, error) {
-	var out []Listener
+func eachSocket(listing io.Reader, do func(state, address string) (more bool, err error)) error {
 	lines := bufio.NewScanner(listing)
 	lines.Scan() // the header
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
 		if len(words) < 4 {
-			return nil, fmt.Errorf("line with %d fields, want at least 4", len(words))
+			return fmt.Errorf("line with %d fields, want at least 4", len(words))
 		}
-		if words[3] != waits {
-			if protocol == ip.TCP {
-				break
-			}
-			continue
+		if more, err := do(words[3], words[1]); err != nil || !more {
+			return err
 		}
-		at, err := parseSocketAddress(words[1])
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, Listener{protocol, at.Addr(), at.Port()})
 	}
-	return out, lines.Err()
+	return lines.Err()
 }
 
 // parseSocketAddress parses ADDRESS:PORT in hexadecimal digits. The address is a sequence of

@@ -1,15 +1,11 @@
 package routing
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -21,48 +17,27 @@ import (
 func (n *Netlink) Sources() (map[netip.Addr]int, error) {
 	out := map[netip.Addr]int{}
 	for _, l := range listings {
-		if err := addSources(out, &l); err != nil {
+		if err := l.read(func(file io.Reader) error { return readSources(out, file) }); err != nil {
 			return nil, fmt.Errorf("read the node's sockets: %w", err)
 		}
 	}
 	return out, nil
 }
 
-func addSources(to map[netip.Addr]int, l *listing) error {
-	file, err := os.Open("/proc/thread-self/net/" + l.name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // a kernel without IPv6
-	}
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	return readSources(to, file, l.protocol)
-}
-
 // unconnected are the states of sockets that have no peer any more, or never had one: TCP_TIME_WAIT,
 // TCP_CLOSE and TCP_LISTEN.
 var unconnected = map[string]bool{"06": true, "07": true, "0A": true}
 
-// readSources adds the sources of a listing of readListeners' format.
-func readSources(to map[netip.Addr]int, listing io.Reader, protocol ip.Protocol) error {
-	lines := bufio.NewScanner(listing)
-	lines.Scan() // the header
-	for lines.Scan() {
-		words := strings.Fields(lines.Text())
-		if len(words) < 4 {
-			return fmt.Errorf("%s: line with %d fields, want at least 4", protocol, len(words))
+// readSources adds the sources of a listing.
+func readSources(to map[netip.Addr]int, listing io.Reader) error {
+	return eachSocket(listing, func(state, address string) (more bool, err error) {
+		if unconnected[state] {
+			return true, nil
 		}
-		if unconnected[words[3]] {
-			continue
-		}
-		at, err := parseSocketAddress(words[1])
-		if err != nil {
-			return err
-		}
+		at, err := parseSocketAddress(address)
 		to[at.Addr()]++
-	}
-	return lines.Err()
+		return true, err
+	})
 }
 
 // farAway are addresses reserved for documentation, to which packets take the default route.

@@ -22,7 +22,7 @@ func TestReadSources(t *testing.T) {
 		{ip.UDP, "   0: 0100600A:C350 0200F40A:0035 01 0:0\n   1: 0100600A:C351 00000000:0000 07 0:0\n", map[string]int{"10.96.0.1": 1}},
 	} {
 		got := map[netip.Addr]int{}
-		if err := readSources(got, strings.NewReader(header+c.lines), c.protocol); err != nil {
+		if err := readSources(got, strings.NewReader(header+c.lines)); err != nil {
 			t.Error(err)
 		}
 		want := map[netip.Addr]int{}
@@ -34,7 +34,7 @@ func TestReadSources(t *testing.T) {
 		}
 	}
 	for _, malformed := range []string{"0: 0100600A:C350\n", "0: x 0200F40A:0050 01\n"} {
-		if err := readSources(map[netip.Addr]int{}, strings.NewReader(header+malformed), ip.TCP); err == nil {
+		if err := readSources(map[netip.Addr]int{}, strings.NewReader(header+malformed)); err == nil {
 			t.Errorf("%q: no error", malformed)
 		}
 	}

@@ -35,9 +35,9 @@ func (u MarkUse) Affects(f ip.Family) bool {
 // of iptables-nft.
 type MarkReader struct{}
 
-// Observe returns the rules that use marks or translate sources. It omits those of kube-proxy. It runs nft, in the
-// network namespace of the calling thread: once on a node without such tables, and up to twice
-// more for each table. The error is exec.ErrNotFound if nft is not installed.
+// Observe returns the rules that use marks or translate sources. It omits those of kube-proxy. It
+// runs nft, in the network namespace of the calling thread: once on a node without such tables, and
+// up to twice more for each table. The error is exec.ErrNotFound if nft is not installed.
 func (MarkReader) Observe() ([]MarkUse, error) {
 	tables, err := Tables()
 	if err != nil {

@@ -14,10 +14,9 @@ import (
 )
 
 // mayServe reports whether a Service may use an address and port that was not allocated to it, for
-// a port with these endpoints. It rejects the API server's address and port, except for a load
-// balancer of the API servers that has it by its status, and the control plane's ports on that address.
-// It also
-// rejects any port on a node address that a process of the node listens on, such as sshd or the
+// a port with these endpoints. It rejects the API server's address and port, unless the status gives
+// them to a load balancer of the API servers. It also rejects the control plane's ports on that
+// address, and any port on a node address that a process of the node listens on, such as sshd or the
 // kubelet. Other ports on node addresses are allowed: clusters without a load balancer expose
 // Services that way.
 //

@@ -232,9 +232,9 @@ func (r *ruleset) podMatch(n *Node) (string, bool) {
 	return "", false
 }
 
-// from returns the match for the family's CIDR, of which there is at most one, and false without one.
-// A CIDR with all addresses counts as none: it does not distinguish pods from other clients, and
-// iptables does not store such a match.
+// from returns the match for the family's CIDR, or false if there is none. There is at most one. A
+// CIDR with all addresses counts as none: it does not distinguish pods from other clients, and iptables
+// does not store such a match.
 func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 	for _, c := range cidrs {
 		if ip.Of(c.Addr()) == r.family {

@@ -6,8 +6,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// TestOmittedRulesByCause has three rules that lack one extension, of which one has a replacement:
-// the other two stay a group.
+// TestOmittedRulesByCause omits three rules that lack one extension. One of them is replaced by
+// another rule; the other two must stay a group.
 func TestOmittedRulesByCause(t *testing.T) {
 	omitted := []nat.OmittedRule{
 		{Rule: "-m ipvs --ipvs -j A", Lacks: "-m ipvs"},

@@ -86,7 +86,11 @@ func (cl *cleaner) notTakenOver() ([]ip.Family, error) {
 // routingRemovals returns the changes that remove policy rules, routes and VIPs, and an error for
 // each VIP that stays local; see keptSources.
 func (cl *cleaner) routingRemovals() ([]routing.Change, []error) {
-	changes, kept, errs := cl.keptSources()
+	sources, err := cl.sources()
+	if err != nil {
+		return nil, []error{err} // the addresses in use are unknown
+	}
+	changes, kept, errs := cl.keptSources(sources)
 	for rule := range cl.cached.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}

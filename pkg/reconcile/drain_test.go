@@ -71,9 +71,9 @@ func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	}
 }
 
-// TestErrorsAreNoAnswers has clients of a deleted pod that get ICMP errors, which IPVS counts as
-// packets of the real server. Connections end at the deadline, unless conntrack shows that somebody
-// acknowledges packets or cannot tell.
+// TestErrorsAreNoAnswers sends ICMP errors to clients of a deleted pod. IPVS counts them as packets
+// of the real server. The connections must end at the deadline, unless conntrack shows acknowledged
+// packets or has no information.
 func TestErrorsAreNoAnswers(t *testing.T) {
 	const minutes = 3 * int(deadline/time.Minute)
 	stuck := func(int) time.Duration { return 4 * time.Minute }

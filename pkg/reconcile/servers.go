@@ -156,8 +156,8 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 	plan.OrderRealServers(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
 }
 
-// delete deletes virtual servers that are not desired, except those for which mustDrain
-// holds. Those in unsure are deleted too: without their members they would look foreign.
+// delete deletes virtual servers that are not desired, unless they must drain first (mustDrain).
+// Those in unsure are deleted too: without their members they would look foreign.
 // Fwmark virtual servers are deleted last: without its own, an internal client would use the
 // virtual server of the address, whose endpoints are for external clients.
 func (w *serverWriter) delete() {

@@ -179,21 +179,23 @@ func (cl *cleaner) setsToRemove(servers []ipvs.Change) []ipset.Set {
 	return out
 }
 
+// sources returns how many connections of the node's own processes have an address as their source.
+// Without a kube-proxy, which serves them from now on, it returns none.
+func (cl *cleaner) sources() (map[netip.Addr]int, error) {
+	if !cl.kubeProxyActive() {
+		return nil, nil
+	}
+	return cl.kernel.Routing.Sources()
+}
+
 // keptSources returns the VIPs that stay local because connections of the node's own processes
 // have them as their source, and an error for each. The kernel chooses a local VIP as the source of
 // the node's connections to it. A kube-proxy in iptables or nftables mode serves these connections
 // too, but their replies reach the process only while the VIP is local. The changes make such a VIP
 // local by a route that gives new connections the node's address as their source, so that a later
 // cleanup can remove it.
-func (cl *cleaner) keptSources() (changes []routing.Change, kept map[netip.Addr]bool, errs []error) {
+func (cl *cleaner) keptSources(sources map[netip.Addr]int) (changes []routing.Change, kept map[netip.Addr]bool, errs []error) {
 	kept = map[netip.Addr]bool{}
-	if !cl.kubeProxyActive() {
-		return nil, kept, nil
-	}
-	sources, err := cl.kernel.Routing.Sources()
-	if err != nil {
-		return nil, kept, []error{err}
-	}
 	for v := range cl.vips.allExisting() {
 		a, family := v.key.Addr, ip.Of(v.key.Addr)
 		if n := sources[a]; n > 0 && v.key.Claim != plan.ClaimPort && !kept[a] && !cl.cached.successor(family).ipvs {
@@ -203,9 +205,11 @@ func (cl *cleaner) keptSources() (changes []routing.Change, kept map[netip.Addr]
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(kept), netip.Addr.Compare) {
 		route := routing.LocalRoute(a)
-		if route.Src, err = cl.kernel.Routing.DefaultSource(ip.Of(a)); err != nil {
+		source, err := cl.kernel.Routing.DefaultSource(ip.Of(a))
+		if err != nil {
 			errs = append(errs, err)
 		}
+		route.Src = source
 		changes = append(changes, routing.Change{Op: routing.AddRoute, Route: route})
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
@@ -136,6 +138,18 @@ func TestCleanupKeepsSources(t *testing.T) {
 		}
 		w.Routing.SetSources(map[netip.Addr]int{netip.MustParseAddr("10.96.0.1"): 2, node: 3})
 		w.restore(ip.IPv4, ofIptablesMode+emptiedByIptablesMode)
+		reads := 0
+		w.Routing.FailObserve = func() error {
+			if reads++; reads > 1 {
+				return unix.EIO // of Sources, after Observe
+			}
+			return nil
+		}
+		if _, err := w.cleanup(); !errors.Is(err, unix.EIO) {
+			t.Errorf("%s, the sources cannot be read: %v", claim, err)
+		}
+		w.Routing.FailObserve = nil
+		w.check([]string{"10.96.0.1", "10.96.0.2"}, nil)
 		if _, err := w.cleanup(); err == nil || err.Error() != "2 connections of this node have the source 10.96.0.1, which stays local: clean up again once they have ended" {
 			t.Errorf("%s: %v", claim, err)
 		}

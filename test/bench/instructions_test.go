@@ -189,6 +189,7 @@ type counting struct {
 	world    *world
 	services int
 	figures  *Figures
+	lowest   bool // a figure is its lowest batch, not the median
 }
 
 // count measures the subject as it is.
@@ -245,10 +246,11 @@ func (c *counting) measure(variant string, paths []path) {
 	}
 }
 
-// figure measures one figure. What is in the way drops the exchange: then there is none.
+// figure measures one figure: the median of its batches, or the lowest one for c.lowest.
+// What is in the way drops the exchange: then there is none.
 func (c *counting) figure(variant string, p path, w workload) {
 	figure := Figure{Services: c.services, World: c.world.name, Subject: c.subject.name, Variant: variant, Path: p.name, Workload: w.title}
-	value, err := c.instructions(p, w, c.subject.name == Direct)
+	numbers, err := c.instructions(p, w, c.subject.name == Direct)
 	if err != nil {
 		fmt.Printf("instructions: %s, %s, %s, %s: %v\n", c.subject.name, variant, p.name, w.title, err)
 		if variant == "" {
@@ -256,8 +258,11 @@ func (c *counting) figure(variant string, p path, w workload) {
 		}
 		return
 	}
-	figure.Value = value
+	figure.Value = numbers[len(numbers)/2]
+	if c.lowest {
+		figure.Value = numbers[0]
+	}
 	c.figures.Put(figure)
 	over, _ := c.figures.Over(figure)
-	fmt.Printf("instructions: %-25s %-20s %-15s %8d %+8d  %s\n", c.subject.name, p.name, w.title, value, over, variant)
+	fmt.Printf("instructions: %-25s %-20s %-15s %8d %+8d  %s\n", c.subject.name, p.name, w.title, figure.Value, over, variant)
 }

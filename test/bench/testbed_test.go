@@ -232,8 +232,7 @@ var workloads = []workload{
 	{name: "udp-round-trip", title: "UDP round trip", count: 150, udp: true},
 }
 
-// batches is the number of batches. A figure is their median: a kernel timer disturbs one
-// or two.
+// batches is the number of batches. A kernel timer disturbs one or two.
 const batches = 9
 
 // warmUpExchanges is at least the number of exchanges with a new port that the traffic
@@ -245,8 +244,9 @@ const (
 	lastSourcePort  = 60000
 )
 
-// instructions returns the number of instructions of one exchange.
-func (b *testbed) instructions(p path, w workload, direct bool) (int, error) {
+// instructions returns the numbers of instructions of one exchange, one per batch, the
+// lowest first.
+func (b *testbed) instructions(p path, w workload, direct bool) ([]int, error) {
 	need := warmUpExchanges + w.ports*w.count*batches
 	if b.port+need > lastSourcePort {
 		b.port = firstSourcePort
@@ -257,13 +257,13 @@ func (b *testbed) instructions(p path, w workload, direct bool) (int, error) {
 	out, err := b.clients[p.from].TryExec(trafficProgram(), w.name, target.Addr().String(), strconv.Itoa(int(target.Port())),
 		strconv.Itoa(first), strconv.Itoa(batches), strconv.Itoa(w.count))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	var list []int
 	for word := range strings.FieldsSeq(out) {
 		n, err := strconv.Atoi(word)
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
 		list = append(list, n/w.count)
 	}
@@ -272,5 +272,5 @@ func (b *testbed) instructions(p path, w workload, direct bool) (int, error) {
 	if spread := list[len(list)-2] - list[1]; spread*50 > middle {
 		fmt.Printf("instructions: %s, %s: batches differ: %v\n", p.name, w.name, list)
 	}
-	return middle, nil
+	return list, nil
 }

@@ -25,6 +25,8 @@ type step struct {
 	replace bool
 	// commands stand for a block, if there is no page.
 	commands string
+	// ends is set if connections may end in this step. Clients are not checked after it.
+	ends bool
 	// then checks the result, if there is more to check than that no command fails.
 	then func(ctx context.Context, w *Walk, printed string) error
 }
@@ -53,6 +55,12 @@ const (
 	cleanUp   = "Clean up"
 )
 
+// ending returns the step as one in which connections may end.
+func (s step) ending() step {
+	s.ends = true
+	return s
+}
+
 // canary are the steps from the README to one node that kube-ipvs serves, and back.
 func canary(mode string, values map[string]string) []step {
 	settings := step{page: migrate, section: prepare, index: 0, set: values}
@@ -76,13 +84,13 @@ func canary(mode string, values map[string]string) []step {
 	if mode != "nftables" {
 		return append(steps, guide(rollBack, 0).checked(runsNowhere))
 	}
-	return append(steps, guide(nftables, 0), guide(rollBack, 0).checked(runsNowhere), renewed, sourcesKept("kubernetes.io/hostname=node1"), renewed, guide(cleanUp, 0), guide(nftables, 1))
+	return append(steps, guide(nftables, 0).checked(runsNowhere).ending(), guide(cleanUp, 0).ending(), guide(nftables, 1).ending(), renewed)
 }
 
 // back are the steps from all nodes to kube-proxy in a mode.
 func back(mode string, nodes int) (steps []step) {
 	if mode == "nftables" {
-		steps = append(steps, guide(nftables, 0))
+		steps = append(steps, guide(nftables, 2))
 	}
 	if mode != "ipvs" {
 		steps = append(steps, renewed)
@@ -96,7 +104,7 @@ func back(mode string, nodes int) (steps []step) {
 	}
 	steps = append(steps, onNode(1), guide(cleanUp, 0), guide(cleanUp, 1).checked(isClean(nodes)))
 	if mode == "nftables" {
-		steps = append(steps, guide(nftables, 1))
+		steps = append(steps, guide(nftables, 3))
 	}
 	return append(steps, guide(onNoNode, 1), guide(keepOff, 1).checked(runsAsBefore))
 }
@@ -150,6 +158,9 @@ var plugin = step{section: "kubectl ipvs", page: commands}
 // end when one node has been there and back.
 func steps(mode string, nodes int, short bool, values map[string]string) []step {
 	steps := canary(mode, values)
+	if short && mode == "nftables" {
+		return append(steps, guide(onNoNode, 1), guide(keepOff, 1).checked(runsAsBefore))
+	}
 	if short {
 		return append(steps, onNode(1), guide(cleanUp, 0), guide(onNoNode, 1), guide(keepOff, 1).checked(runsAsBefore))
 	}

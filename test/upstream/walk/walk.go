@@ -147,6 +147,10 @@ func (w *Walk) follow(ctx context.Context, s step, text, name string) error {
 	if err != nil {
 		return fmt.Errorf("%s\n%s\nprinted:\n%s\n%w", name, text, printed, err)
 	}
+	if s.ends {
+		w.Config.Log("%s", name)
+		return nil
+	}
 	return w.check(ctx, name)
 }
 

@@ -124,6 +124,10 @@ const (
 	OnLoopback
 )
 
+// AffectedBy reports whether a plan with these dependencies must be renewed when some facts have
+// changed.
+func (d Deps) AffectedBy(changed Deps) bool { return (d|OnDummyListeners)&changed != 0 }
+
 // NewFacts derives the facts from a node.
 func NewFacts(cfg *Config, n *Node) Facts {
 	f := Facts{

@@ -25,7 +25,7 @@ func (p *Proxy) setAPIServers(s *service.Service) {
 	}
 	p.apiServers = list
 	p.node.APIServer = slices.Concat(p.APIServer, list)
-	p.refreshFacts()
+	p.nodeChanged()
 }
 
 // refreshListeners rereads the node's listening sockets and the ports of its clients, and requeues
@@ -44,26 +44,17 @@ func (p *Proxy) refreshListeners(ctx context.Context) {
 	}
 	if !slices.Equal(listeners, p.node.Listeners) || !slices.Equal(clients, p.node.ClientPorts) {
 		p.node.Listeners, p.node.ClientPorts = listeners, clients
-		p.refreshFacts()
+		p.nodeChanged()
 	}
 }
 
-// refreshFacts derives the facts again and requeues the Services that depend on the
-// changed ones.
-func (p *Proxy) refreshFacts() {
+// nodeChanged follows a change of p.node: it derives the facts, passes the node to the reconciler, and
+// requeues the Services that depend on the changed facts.
+func (p *Proxy) nodeChanged() {
 	facts := plan.NewFacts(&p.Config, &p.node)
-	p.markAffected(plan.DiffFacts(&p.facts, &facts))
+	changed := plan.DiffFacts(&p.facts, &facts)
 	p.facts = facts
-	p.reconciler.SetNode(p.node)
-}
-
-func (p *Proxy) markAffected(changed plan.Deps) {
-	if changed == 0 {
-		return // the start of a pod, for example, must not cost time for each Service
-	}
-	for name, depends := range p.reconciler.Dependencies() {
-		if depends&changed != 0 || changed&plan.OnDummyListeners != 0 {
-			p.dirty[name] = struct{}{}
-		}
+	for _, name := range p.reconciler.SetNode(p.node, changed) {
+		p.dirty[name] = struct{}{}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
@@ -17,14 +18,12 @@ import (
 // that follows from it. Any number of changes of one Service count as one until the
 // loop takes them.
 type inbox struct {
-	mu           sync.Mutex
-	store        store
-	changed      map[types.NamespacedName]struct{} // Services
-	node         bool                              // the Node, or what it knows about other nodes, has changed
-	network      bool                              // the node's interfaces, addresses, policy rules or routes have changed
-	maybeDeleted bool                              // another program may have deleted any of our state
-	removals     []routing.Removal                 // our deleted state
-	rules        bool                              // another program may have changed rules
+	mu       sync.Mutex
+	store    store
+	changed  map[types.NamespacedName]struct{} // Services
+	node     bool                              // the Node, or what it knows about other nodes, has changed
+	network  bool                              // the node's interfaces, addresses, policy rules or routes have changed
+	external reconcile.External                // what other programs have changed of our state
 
 	queued   func() // reports that there is work to plan; nil until the loop serves
 	began    time.Time
@@ -155,16 +154,16 @@ func (i *inbox) networkChanged() { i.set(&i.network) }
 
 func (i *inbox) deleted(removals ...routing.Removal) {
 	if len(removals) == 0 {
-		i.set(&i.maybeDeleted)
+		i.set(&i.external.MaybeDeleted)
 		return
 	}
 	i.mu.Lock()
-	i.removals = append(i.removals, removals...)
+	i.external.Removed = append(i.external.Removed, removals...)
 	i.mu.Unlock()
 	i.signal()
 }
 
-func (i *inbox) rulesChanged() { i.set(&i.rules) }
+func (i *inbox) rulesChanged() { i.set(&i.external.Rules) }
 
 func (i *inbox) set(flag *bool) {
 	i.mu.Lock()
@@ -173,36 +172,35 @@ func (i *inbox) set(flag *bool) {
 	i.signal()
 }
 
-// forgetExternal drops what was reported about our state. It precedes a complete reading of the
-// kernel, which includes that.
-func (i *inbox) forgetExternal() {
+// takeExternal returns what other programs have changed of our state since the last call.
+func (i *inbox) takeExternal() reconcile.External {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.maybeDeleted, i.rules, i.removals = false, false, nil
+	e := i.external
+	i.external = reconcile.External{}
+	return e
 }
 
-// work is what the loop takes from the inbox.
+// work is what the next pass takes from the inbox.
 type work struct {
-	services                    []types.NamespacedName
-	node, network, maybeDeleted bool
-	rules                       bool
-	removals                    []routing.Removal
-	count                       changes
-	triggers                    []trigger
+	services      []types.NamespacedName
+	node, network bool
+	count         changes
+	triggers      []trigger
 }
 
 func (i *inbox) take() work {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	w := work{node: i.node, network: i.network, maybeDeleted: i.maybeDeleted, rules: i.rules, removals: i.removals, count: i.count, triggers: i.triggers}
+	w := work{node: i.node, network: i.network, count: i.count, triggers: i.triggers}
 	for name := range i.changed {
 		w.services = append(w.services, name)
 	}
 	// A new map: a cleared one keeps its size, and iterating over it takes time
 	// proportional to that.
 	i.changed = map[types.NamespacedName]struct{}{}
-	i.node, i.network, i.maybeDeleted, i.rules = false, false, false, false
-	i.count, i.triggers, i.removals = changes{}, nil, nil
+	i.node, i.network = false, false
+	i.count, i.triggers = changes{}, nil
 	return w
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -78,7 +77,6 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	failing := !p.renewAt.IsZero()
 	retry := failing && !now.Before(p.renewAt)
 	p.renew = p.renew || w.node || w.network || retry || !failing && (p.becameMany() || due(p.linger.next(), now) || due(p.rereadAt(), now))
-	p.changed(ctx, now, &w)
 	if len(p.dirty) > 0 || p.renew {
 		p.Observer.Queued()
 	}
@@ -89,30 +87,31 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	p.collector.restIfDue(now)
 }
 
-// changed reports to the reconciler what other programs have changed. Deleted policy rules
-// have already been added again.
-func (p *Proxy) changed(ctx context.Context, now time.Time, w *work) {
-	logger := klog.FromContext(ctx)
-	vips := slices.DeleteFunc(slices.Clone(w.removals), func(l routing.Removal) bool { return !l.Addr.IsValid() })
-	for _, l := range w.removals {
-		if !l.Addr.IsValid() {
-			logger.Info("Restored a policy rule that another program deleted", "rule", l.Rule.String())
+// reportRestored reports what was restored after another program had deleted it: VIPs, and policy
+// rules among removals, which package routing has added again.
+func (p *Proxy) reportRestored(ctx context.Context, vips int, removals []routing.Removal) {
+	logger, count := klog.FromContext(ctx), vips
+	for _, r := range removals {
+		if !r.Addr.IsValid() {
+			logger.Info("Restored a policy rule that another program deleted", "rule", r.Rule.String())
+			count++
 		}
 	}
-	n := p.reconciler.Changed(now, reconcile.External{Removed: vips, MaybeDeleted: w.maybeDeleted, Rules: w.rules})
-	if n > 0 {
-		logger.Info("Restoring VIPs that were deleted", "count", n)
+	if vips > 0 {
+		logger.Info("Restoring VIPs that were deleted", "count", vips)
 	}
-	if n += len(w.removals) - len(vips); n > 0 {
-		p.Meter.Restored(n)
+	if count > 0 {
+		p.Meter.Restored(count)
 	}
 }
 
-// step lets the reconciler do what is due, and reports what it did.
+// step tells the reconciler what other programs have changed, lets it do what is due, and reports
+// what it did.
 func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.StepResult {
 	began := time.Now()
-	done := p.reconciler.Step(now)
-	p.reportCuts(ctx, done.Cuts)
+	external := p.inbox.takeExternal()
+	done := p.reconciler.Step(now, external)
+	p.reportRestored(ctx, done.Restored, external.Removed)
 	if done.ReadErr != nil {
 		klog.FromContext(ctx).Error(done.ReadErr, "Cannot read the kernel to compare it with the plan, retrying")
 	}
@@ -232,12 +231,13 @@ func (p *Proxy) settle(ctx context.Context, problems reconcile.Problems) reconci
 		p.dirty[name] = struct{}{}
 	}
 	logProblems(ctx, problems, s.RetryIn)
+	p.reportCuts(ctx, s.Cuts)
 	if !s.NodeFailing {
 		p.failingNode = nil
 	}
 	p.reportFailingNode(problems, s.RetryIn[nodeKey])
 	p.Observer.Held(s.VirtualServers, s.RealServers, s.Draining)
-	p.Observer.Failing(s.NodeFailing || !p.renewAt.IsZero(), s.FailingServices, p.reconciler.Services())
+	p.Observer.Failing(s.NodeFailing || !p.renewAt.IsZero(), s.FailingServices, s.Services)
 	p.reportConflicts(ctx, &s)
 	return s
 }

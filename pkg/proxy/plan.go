@@ -146,38 +146,36 @@ func (p *Proxy) forget(name types.NamespacedName) {
 // facts.
 func (p *Proxy) renewAffected(ctx context.Context) {
 	p.renew, p.renewAt = false, time.Time{}
-	changed, err := p.renewNode(ctx)
-	if err != nil {
+	if err := p.renewNode(ctx); err != nil {
 		// Keep the known facts until the node can be read: a failed list of interfaces
 		// is not an empty one (kubernetes#129146).
 		p.renewAt = time.Now().Add(p.renewing.Step())
 		if p.node.Inventory.Reroute == routing.RerouteUnneeded {
 			p.node.Inventory.Reroute = routing.RerouteNeeded
-			p.reconciler.SetNode(p.node)
+			p.nodeChanged()
 		}
 		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping the known state")
 		return
 	}
 	p.renewing = newBackoff()
-	p.markAffected(changed)
 }
 
-// renewNode reads the node's network and passes it to the reconciler, with what is known from
-// the Node object. It returns the changed facts.
-func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
+// renewNode reads the node's network. Together with what is known from the Node object, it is the
+// node that the plans are for; see nodeChanged.
+func (p *Proxy) renewNode(ctx context.Context) error {
 	node, unreachable := p.inbox.getNode()
 	p.reportNode(node)
 	inventory, err := p.Network.Inventory()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	listeners, err := p.Network.Listeners()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	clients, err := p.Network.ClientPorts()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	most := max(p.node.Services, p.inbox.services())
 	p.node, err = nodeOf(node)
@@ -192,11 +190,9 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter(plan.NeedsBridgeNetfilter(&p.Config, &p.node))
 	p.node.ReadOnly, p.node.Watched, p.node.OnDemand = p.ReadOnly, p.watched, p.watched || p.Running
-	p.reconciler.SetNode(p.node)
-	facts := plan.NewFacts(&p.Config, &p.node)
-	changed := plan.DiffFacts(&p.facts, &facts)
-	p.facts, p.renewed = facts, time.Now()
-	return changed, nil
+	p.nodeChanged()
+	p.renewed = time.Now()
+	return nil
 }
 
 // deletionCandidateTaint is set by the cluster autoscaler on a node that it is about to

@@ -244,11 +244,10 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	}
 	problems := p.programAll(ctx)
 	if !p.Running {
-		drained, cuts := p.reconciler.DeleteDrained(time.Now()) // no later check does it
-		problems = append(problems, drained...)
-		p.reportCuts(ctx, cuts)
+		problems = append(problems, p.reconciler.DeleteDrained(time.Now())...) // no later check does it
 	}
 	s := p.reconciler.Settle()
+	p.reportCuts(ctx, s.Cuts)
 	p.reportState(ctx, &s)
 	return errors.Join(unused, problems.Err())
 }
@@ -325,24 +324,23 @@ func (p *Proxy) start(ctx context.Context) {
 	p.Observer.Queued()
 	began := time.Now()
 	problems := p.programAll(ctx)
-	p.passed(ctx, began, p.reconciler.Services(), problems)
+	p.passed(ctx, began, p.inbox.services(), problems)
 	p.collector.started()
 }
 
 // begin reads the node and the kernel. It returns the number of our virtual servers.
 func (p *Proxy) begin(ctx context.Context) (virtualServers int, err error) {
-	if _, err := p.renewNode(ctx); err != nil {
+	if err := p.renewNode(ctx); err != nil {
 		return 0, err
 	}
-	p.inbox.forgetExternal()
+	p.inbox.takeExternal() // what the complete reading includes
 	return p.reconciler.Load()
 }
 
 // programAll programs the node's plan again if it changed since prepare, then every
 // Service: first the API server's and DNS, which other programs need when they start
-// (kubernetes#133773). Then it
-// removes stale state, and last the rules for sets that only an earlier process used. What
-// other programs have changed since begin is repaired by the next Step.
+// (kubernetes#133773). Then it removes stale state, and last the rules for sets that only an earlier
+// process used. What other programs have changed since begin is repaired by the next Step.
 func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {
 	w := p.take()
 	if w.node || w.network || p.becameMany() {
@@ -351,10 +349,7 @@ func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {
 	problems := p.reconciler.Flush()
 	problems = append(problems, p.program(ctx, p.dirty)...)
 	p.shrinkDirty()
-	p.reconciler.Prune()
-	problems = append(problems, p.reconciler.Flush()...)
-	p.changed(ctx, time.Now(), &w)
-	return problems
+	return append(problems, p.reconciler.Prune()...)
 }
 
 // program programs Services batch by batch.

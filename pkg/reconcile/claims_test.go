@@ -102,12 +102,11 @@ func (w *world) startAs(services ...service.Service) {
 	if _, err := w.reconciler.Load(); err != nil {
 		w.t.Fatal(err)
 	}
-	w.reconciler.SetNode(plan.Node{})
+	w.reconciler.SetNode(plan.Node{}, 0)
 	w.reconciler.Flush()
 	w.set(services...)
 	w.reconciler.Flush()
 	w.reconciler.Prune()
-	w.reconciler.Flush()
 }
 
 // claimsOf returns the claims of a VIP in the kernel, and the claimSets that list it.

@@ -250,9 +250,8 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 
 // DeleteDrained deletes the draining real servers that have no connections, for a process that
 // does not call Step.
-func (r *Reconciler) DeleteDrained(now time.Time) (Problems, []Cut) {
-	problems := r.checkDraining(now, r.periods.DrainDeadline, len(r.drainer.draining))
-	return problems, r.drainer.takeCuts()
+func (r *Reconciler) DeleteDrained(now time.Time) Problems {
+	return r.checkDraining(now, r.periods.DrainDeadline, len(r.drainer.draining))
 }
 
 // unacknowledged is the timeout that conntrack gives connections whose packets are not acknowledged

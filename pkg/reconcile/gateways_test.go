@@ -37,7 +37,7 @@ func TestGatewayRoutes(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.order = nil
-		w.reconciler.SetNode(plan.Node{Inventory: got})
+		w.reconciler.SetNode(plan.Node{Inventory: got}, 0)
 		if err := w.reconciler.Flush().Err(); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
@@ -78,7 +78,7 @@ func TestGatewayRoutes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.reconciler.SetNode(plan.Node{Inventory: got})
+	w.reconciler.SetNode(plan.Node{Inventory: got}, 0)
 	if err := w.start().Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -62,8 +62,7 @@ func large(t testing.TB, w *world, n int) *Reconciler {
 			}
 		}
 	}
-	a.Prune()
-	if err := a.Flush().Err(); err != nil {
+	if err := a.Prune().Err(); err != nil {
 		t.Fatal(err)
 	}
 	return a

@@ -29,7 +29,7 @@ func TestNativeMarks(t *testing.T) {
 		{Chain: nft.ID{Family: "ip", Table: "vpn", Name: "out"}, Rule: "meta mark set 0x4", Values: []uint32{4}, Bits: 4},
 	}}
 	w.reconciler.kernel.Native = rules
-	w.reconciler.SetNode(plan.Node{})
+	w.reconciler.SetNode(plan.Node{}, 0)
 	warned := func(text string) bool {
 		w.reconciler.input.warnings = nil // as after each comparison
 		return slices.ContainsFunc(w.reconciler.nodeWarnings(), func(s string) bool { return strings.Contains(s, text) })

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -111,7 +113,10 @@ type nodeInput struct {
 // SetNode replaces what is known of the node. The next Load or Flush computes the node's
 // desired state from it. It ignores Bound, Uses, Demanding and Started of n, which depend on what
 // has been programmed, and ForeignMarks and Translations, which the Reconciler reads.
-func (r *Reconciler) SetNode(n plan.Node) {
+//
+// changed are the facts that differ from those before. SetNode returns the Services whose desired
+// state depends on one of them; Set must be called for these again.
+func (r *Reconciler) SetNode(n plan.Node, changed plan.Deps) (affected []types.NamespacedName) {
 	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
 	n.ForeignMarks, n.Translations = r.input.ForeignMarks, r.input.Translations
 	if r.input.known {
@@ -120,6 +125,15 @@ func (r *Reconciler) SetNode(n plan.Node) {
 		r.node.dirty = r.node.dirty || parameters || gateways
 	}
 	r.input = nodeInput{Node: n, known: true, stale: true}
+	if changed == 0 {
+		return nil // the start of a pod, for example, must not cost time for each Service
+	}
+	for o := range r.owned.All() {
+		if o.deps.AffectedBy(changed) {
+			affected = append(affected, o.owner.Name)
+		}
+	}
+	return affected
 }
 
 // planNode computes the desired state of the node if what it depends on has changed: what is

@@ -23,7 +23,7 @@ func TestParametersOfANewInterface(t *testing.T) {
 	w.Sysctl.Set(key, "0")
 	become := func(index int) {
 		link.Index = index
-		w.reconciler.SetNode(plan.Node{Inventory: routing.Inventory{Links: []routing.Link{link}}})
+		w.reconciler.SetNode(plan.Node{Inventory: routing.Inventory{Links: []routing.Link{link}}}, 0)
 		if err := w.reconciler.Flush().Err(); err != nil {
 			t.Fatal(err)
 		}

@@ -5,7 +5,6 @@ package reconcile
 
 import (
 	"errors"
-	"iter"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -18,9 +17,9 @@ import (
 // It has three layers: tables is what Services own, nodeSections adds what only the node owns, and
 // Reconciler adds the order of writes, comparisons with the kernel, and the schedule.
 //
-// At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune
-// and Flush. From then on call Set, Delete and SetNode as objects change, then Flush; Step when it is
-// due (see Next); and Settle after Flush and Step.
+// At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune.
+// From then on call Set, Delete and SetNode as objects change, then Flush. Call Step when it is due
+// (see Next), or when another program has changed the kernel, and Settle after all of these.
 type Reconciler struct {
 	*nodeSections
 	schedule
@@ -79,19 +78,5 @@ func (r *Reconciler) Delete(name types.NamespacedName) {
 	if o := r.owned.Get(name); o != nil {
 		r.setDesired(o.owner, plan.ServicePlan{})
 		r.owned.Delete(name)
-	}
-}
-
-// Services returns the number of Services with a desired state.
-func (r *Reconciler) Services() int { return r.owned.Len() }
-
-// Dependencies returns the Services with a desired state, and the facts that it depends on.
-func (r *Reconciler) Dependencies() iter.Seq2[types.NamespacedName, plan.Deps] {
-	return func(yield func(types.NamespacedName, plan.Deps) bool) {
-		for o := range r.owned.All() {
-			if !yield(o.owner.Name, o.deps) {
-				return
-			}
-		}
 	}
 }

@@ -80,8 +80,7 @@ func (w *world) start(services ...service.Service) Problems {
 	}
 	problems := w.reconciler.Flush()
 	problems = append(problems, w.apply(services...)...)
-	w.reconciler.Prune()
-	return append(problems, w.reconciler.Flush()...)
+	return append(problems, w.reconciler.Prune()...)
 }
 
 // checkHeld recounts what the Reconciler counts incrementally.
@@ -947,8 +946,7 @@ func TestOtherRoutingLeavesNothing(t *testing.T) {
 		}
 	}
 	w.apply(services...)
-	w.reconciler.Prune()
-	if err := w.reconciler.Flush().Err(); err != nil {
+	if err := w.reconciler.Prune().Err(); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := w.routes(), fresh.routes(); got != want {

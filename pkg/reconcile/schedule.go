@@ -14,7 +14,7 @@ type Periods struct {
 	Sync          time.Duration // between two comparisons with the kernel; see statePeriod
 	Drain         time.Duration // between two checks of draining real servers
 	DrainDeadline time.Duration // for connections to a removed endpoint
-	RulesWatched  bool          // every change of a rule that concerns us is reported to Changed
+	RulesWatched  bool          // every change of a rule that concerns us is reported to Step
 }
 
 // minComparePeriod is the minimum time between two comparisons that were triggered
@@ -120,9 +120,9 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 	return r.servers.existing, nil
 }
 
-// Prune declares that every Service is known: from now on undesired state is deleted. The next Flush
+// Prune declares that every Service is known, and flushes: from now on undesired state is deleted. It
 // also deletes stale UDP flows of all virtual servers, because an earlier process may have left some.
-func (r *Reconciler) Prune() {
+func (r *Reconciler) Prune() Problems {
 	r.pruning = true
 	r.vips.replaceWrongScope()
 	for s := range r.servers.allExisting() {
@@ -142,12 +142,14 @@ func (r *Reconciler) Prune() {
 	for _, v := range r.vips.list() {
 		r.vips.compared(v, r.vips.desired(v) != v.exists)
 	}
+	problems := r.Flush()
 	now := time.Now()
 	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod(r.kernel.omitsRules()))
 	r.spotCheckAt = now.Add(spotCheckPeriod)
 	if r.compareAt.IsZero() {
 		r.compareAt = now.Add(r.periods.Sync)
 	}
+	return problems
 }
 
 // External is what other programs may have changed in the kernel.
@@ -157,9 +159,8 @@ type External struct {
 	Rules        bool              // rules may have changed
 }
 
-// Changed notes what another program has done. It returns how many desired VIPs were
-// removed; the next Step claims them again.
-func (r *Reconciler) Changed(now time.Time, e External) (removedVIPs int) {
+// noteExternal notes what another program has done. It returns how many desired VIPs were removed.
+func (r *Reconciler) noteExternal(now time.Time, e External) (removedVIPs int) {
 	if e.MaybeDeleted {
 		r.calm = 0
 	}
@@ -261,8 +262,8 @@ type StepResult struct {
 	Problems Problems
 	Written  bool        // it may have changed the kernel
 	Retried  bool        // refused changes were retried
+	Restored int         // VIPs that another program had removed, and that were claimed again
 	Demanded []string    // sets whose rules on demand it has written; see plan.Demands
-	Cuts     []Cut       // connections that it ended
 	Read     bool        // the kernel has been read
 	ReadErr  error       // why it could not be read
 	Compared *Comparison // a comparison that has ended; nil if none
@@ -275,16 +276,17 @@ type Comparison struct {
 	Entries     int           // approximate number of virtual servers and members that were read
 }
 
-// Step does what is due: it retries refused changes, checks draining real servers, and
-// compares the kernel with the cached state. A comparison does not delay changes: the kernel
-// is read in another goroutine, and each call compares a portion.
-func (r *Reconciler) Step(now time.Time) StepResult {
-	var done StepResult
+// Step does what is due: it claims removed VIPs again, retries refused changes, checks draining real
+// servers, and compares the kernel with the cached state. A comparison does not delay changes: the
+// kernel is read in another goroutine, and each call compares a portion. e is what other programs
+// have changed since the last call; it triggers a comparison.
+func (r *Reconciler) Step(now time.Time, e External) StepResult {
+	done := StepResult{Restored: r.noteExternal(now, e)}
 	if due := r.retries.take(now); len(due) > 0 {
 		r.retry(due...)
 		r.retried, done.Retried = append(r.retried, due...), true
 	}
-	if done.Retried || r.vips.removed {
+	if done.Retried || done.Restored > 0 {
 		r.flushInto(&done)
 	}
 	if r.drainer.count > 0 && !now.Before(r.drainer.checkAt) {
@@ -306,7 +308,7 @@ func (r *Reconciler) Step(now time.Time) StepResult {
 }
 
 func (r *Reconciler) flushInto(done *StepResult) {
-	r.vips.removed, done.Written = false, true
+	done.Written = true
 	done.Problems = append(done.Problems, r.Flush()...)
 }
 
@@ -314,7 +316,7 @@ func (r *Reconciler) flushInto(done *StepResult) {
 // continue.
 func (r *Reconciler) drainStep(now time.Time, done *StepResult) {
 	done.Problems = append(done.Problems, r.checkDraining(now, r.periods.DrainDeadline, drainBatch)...)
-	done.Cuts, done.Written = r.drainer.takeCuts(), true
+	done.Written = true
 	if len(r.drainer.toCheck) == 0 {
 		r.drainer.checkAt = now.Add(r.periods.Drain)
 	}
@@ -435,6 +437,7 @@ func (r *Reconciler) resyncStep(now time.Time, done *StepResult) {
 // Status has the numbers of our objects in the kernel, and what happened since the last call of
 // Settle.
 type Status struct {
+	Services                              int // with a desired state
 	VirtualServers, RealServers, Draining int
 
 	Conflicts    int        // virtual servers that a Service wants and another one has
@@ -444,6 +447,7 @@ type Status struct {
 	NodeFailing     bool                                   // the node waits for a retry, or the kernel cannot be read
 	RetryIn         map[types.NamespacedName]time.Duration // time until the retry, of those refused since; the zero name is the node
 	Unmarked        []types.NamespacedName                 // Services that lack a fwmark; Set may now assign one
+	Cuts            []Cut                                  // connections that were ended since
 
 	Warnings []string             // conflicts on the node, as of its last plan and comparison; see plan.Warnings
 	Modes    []plan.InterfaceMode // of the node's plan
@@ -487,9 +491,10 @@ func (r *Reconciler) Settle() Status {
 		failing--
 	}
 	return Status{
+		Services:       r.owned.Len(),
 		VirtualServers: r.servers.existing, RealServers: r.servers.realServers, Draining: r.drainer.count,
 		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.begun(),
-		FailingServices: failing, NodeFailing: node || r.readRetry > 0, RetryIn: waits, Unmarked: r.releaseMarks(),
+		FailingServices: failing, NodeFailing: node || r.readRetry > 0, RetryIn: waits, Unmarked: r.releaseMarks(), Cuts: r.drainer.takeCuts(),
 		Warnings: r.nodeWarnings(), Modes: r.node.Modes,
 	}
 }

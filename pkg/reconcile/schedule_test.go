@@ -65,9 +65,8 @@ func TestForeignRulesChangeConstantly(t *testing.T) {
 	compared := func(seconds int) (n int) {
 		for range seconds {
 			now = now.Add(time.Second)
-			r.Changed(now, External{Rules: true})
-			for step := true; step; step = r.resync != nil {
-				if done := r.Step(now); done.Compared != nil {
+			for e, step := (External{Rules: true}), true; step; e, step = (External{}), r.resync != nil {
+				if done := r.Step(now, e); done.Compared != nil {
 					n++
 				}
 				if r.ready != nil {
@@ -83,7 +82,7 @@ func TestForeignRulesChangeConstantly(t *testing.T) {
 	if n := compared(60); n > 4 {
 		t.Errorf("%d comparisons in the next minute", n)
 	}
-	r.Changed(now, External{MaybeDeleted: true})
+	r.Step(now, External{MaybeDeleted: true})
 	if n := compared(6); n < 2 {
 		t.Errorf("%d comparisons after a deletion", n)
 	}
@@ -136,7 +135,7 @@ func (w *world) comparison(t *testing.T, now time.Time) extent {
 	r := w.reconciler
 	vips := r.vips.existing
 	for range 1000 {
-		done := r.Step(now)
+		done := r.Step(now, External{})
 		if r.ready != nil {
 			<-r.ready
 		}
@@ -180,7 +179,7 @@ func TestSetsAreNotReadForAVirtualServer(t *testing.T) {
 func (w *world) repaired(t *testing.T, now time.Time, differences int) {
 	t.Helper()
 	for range 1000 {
-		done := w.reconciler.Step(now)
+		done := w.reconciler.Step(now, External{})
 		if w.reconciler.ready != nil {
 			<-w.reconciler.ready
 		}
@@ -210,7 +209,7 @@ func TestRoutingIsReadWhenItMayHaveChanged(t *testing.T) {
 			}
 		}
 		now = now.Add(22 * r.periods.Sync)
-		r.Changed(now, External{MaybeDeleted: true})
+		r.Step(now, External{MaybeDeleted: true})
 		if got := w.comparison(t, now); !got.sets || !got.routing {
 			t.Errorf("%d Services: after a deletion, a comparison reads %+v", services, got)
 		}

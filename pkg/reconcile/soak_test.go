@@ -124,7 +124,7 @@ func (m *soak) flush() {
 
 // replan plans the node with the sets that are in use.
 func (m *soak) replan() {
-	m.reconciler.SetNode(plan.Node{})
+	m.reconciler.SetNode(plan.Node{}, 0)
 	m.reconciler.Flush()
 }
 

@@ -163,7 +163,6 @@ func TestNoDumpBeforeSweep(t *testing.T) {
 		ReplySrc: netip.MustParseAddrPort("10.96.0.1:80"), ReplyDst: client,
 	})
 	w.reconciler.Prune()
-	w.reconciler.Flush()
 	if n := len(w.Conntrack.Entries()); n != 0 {
 		t.Error("a flow that is older than its Service is left")
 	}

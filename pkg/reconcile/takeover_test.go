@@ -203,7 +203,7 @@ func TestCrashWhileSetsComeIntoUse(t *testing.T) {
 			return unix.EIO
 		}
 		w.set(cluster(s))
-		w.reconciler.SetNode(plan.Node{})
+		w.reconciler.SetNode(plan.Node{}, 0)
 		w.reconciler.Flush()
 		w.refuse = func(change string) error {
 			if strings.HasSuffix(change, "of TCP "+vip+":80") && strings.Contains(change, "weight 1 of real server 10.244.9.9") || strings.HasPrefix(change, "add real server 10.244.9.9:8000 to TCP "+vip) {

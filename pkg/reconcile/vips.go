@@ -19,7 +19,6 @@ type vipTable struct {
 	cfg        *plan.Config
 	members    *memberTable
 	wrongScope map[netip.Addr]struct{} // addresses that kube-proxy added, with another scope
-	removed    bool                    // desired VIPs were deleted, and are to be claimed again
 }
 
 // replaceWrongScope treats desired addresses that kube-proxy added, with another scope, as missing, so
@@ -44,7 +43,6 @@ func (t *vipTable) noteRemoved(removals []routing.Removal) int {
 			n++
 		}
 	}
-	t.removed = t.removed || n > 0
 	return n
 }
 

@@ -46,8 +46,7 @@ func (p *Product) Start() error {
 	if err := p.flush(); err != nil {
 		return err
 	}
-	p.reconciler.Prune()
-	return p.flush()
+	return p.named(p.reconciler.Prune())
 }
 
 // Change programs another scenario, as a running process does.
@@ -62,7 +61,7 @@ func (p *Product) Change(to *Scenario) error {
 
 // Look does what a running process does each second: it writes rules that a packet demanded.
 func (p *Product) Look() error {
-	done := p.reconciler.Step(time.Now().Add(time.Second))
+	done := p.reconciler.Step(time.Now().Add(time.Second), reconcile.External{})
 	if len(done.Demanded) == 0 {
 		return fmt.Errorf("%s: no rules are written on demand", p.scenario.Name)
 	}
@@ -76,9 +75,9 @@ func (p *Product) Resync() error { return p.compare(reconcile.External{MaybeDele
 func (p *Product) compare(change reconcile.External) error {
 	p.resyncs++
 	now := time.Now().Add(time.Duration(p.resyncs) * time.Minute) // beyond the pause between comparisons
-	p.reconciler.Changed(now, change)
 	for {
-		done := p.reconciler.Step(now)
+		done := p.reconciler.Step(now, change)
+		change = reconcile.External{}
 		if err := cmp.Or(done.ReadErr, done.Problems.Err()); err != nil {
 			return fmt.Errorf("%s: %w", p.scenario.Name, err)
 		}
@@ -91,8 +90,11 @@ func (p *Product) compare(change reconcile.External) error {
 	}
 }
 
-func (p *Product) flush() error {
-	if err := p.reconciler.Flush().Err(); err != nil {
+func (p *Product) flush() error { return p.named(p.reconciler.Flush()) }
+
+// named returns the error of some problems, with the scenario's name.
+func (p *Product) named(problems reconcile.Problems) error {
+	if err := problems.Err(); err != nil {
 		return fmt.Errorf("%s: %w", p.scenario.Name, err)
 	}
 	return nil
@@ -112,7 +114,7 @@ func (p *Product) setNode() {
 			p.Sysctl.Set(key, "0")
 		}
 	}
-	p.reconciler.SetNode(node)
+	p.reconciler.SetNode(node, 0) // setServices plans every Service
 }
 
 func (p *Product) setServices() error {

@@ -71,7 +71,7 @@ func (t *vipTable) followsClaim(m *member) bool {
 // keepPortClaims returns a Service's plan in which a VIP that the Service claims by port is still
 // claimed so. It was shown to be another node's address, and stays one while the endpoint there is
 // replaced.
-func (t *tables) keepPortClaims(name types.NamespacedName, desired plan.ServicePlan) plan.ServicePlan {
+func (t *serviceTables) keepPortClaims(name types.NamespacedName, desired plan.ServicePlan) plan.ServicePlan {
 	if o := t.owned.Get(name); o != nil {
 		for _, v := range o.vips {
 			if v.key.Claim == plan.ClaimPort {
@@ -83,7 +83,7 @@ func (t *tables) keepPortClaims(name types.NamespacedName, desired plan.ServiceP
 }
 
 // portClaimChanged makes everything dirty that depends on whether a VIP is claimed by port.
-func (t *tables) portClaimChanged(a netip.Addr) {
+func (t *serviceTables) portClaimChanged(a netip.Addr) {
 	v := t.vips.records.Get(plan.VIP{Addr: a, Claim: plan.ClaimRoute})
 	if v == nil {
 		return

@@ -38,7 +38,7 @@ var clientIPSetOf = func() map[string]string {
 // by then.
 // Members of plan.Local wait for Prune while rules of another configuration serve: those may not
 // masquerade internal clients at the virtual server of the address.
-func (t *tables) setFoundDirty(o *ownedState) {
+func (t *serviceTables) setFoundDirty(o *ownedState) {
 	found := func(set string, entry ipset.Entry) {
 		if m := t.members.records.Get(t.sets.key(plan.Member{Set: set, Entry: entry})); m != nil && m.exists {
 			t.members.setDirty(m)

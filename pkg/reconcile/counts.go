@@ -20,7 +20,7 @@ const checkedAtOnce = 4
 
 // spotChecker compares the cached state with the kernel cheaply. It holds what it checks in turn.
 type spotChecker struct {
-	t           *tables
+	t           *serviceTables
 	kernel      *Kernel
 	toCheck     []*server // virtual servers that come next
 	lastCounted int       // the large set that was counted last

@@ -290,7 +290,7 @@ func (r *Reconciler) acknowledgedUntil(key ipvs.Key, dest netip.AddrPort, now ti
 // desiredForDraining returns the desired virtual server that lists the endpoints of key's
 // draining real servers: that of key itself or, if key is retired, of its address and port. It
 // returns nil if there is none.
-func (t *tables) desiredForDraining(key ipvs.Key) *wantedServer {
+func (t *serviceTables) desiredForDraining(key ipvs.Key) *wantedServer {
 	if want := t.desiredServer(key); want != nil {
 		return want
 	}

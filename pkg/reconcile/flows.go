@@ -97,7 +97,7 @@ func (fl *flows) sourceMatches() []conntrack.Match {
 }
 
 // addStaleFlows adds the flows of a UDP virtual server to those to delete.
-func (t *tables) addStaleFlows(key ipvs.Key) {
+func (t *serviceTables) addStaleFlows(key ipvs.Key) {
 	if address, known := t.marks.addressOf(key); known && address.Protocol == ip.UDP {
 		t.flows.addStale(address)
 	}

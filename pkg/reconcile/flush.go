@@ -9,7 +9,7 @@ import (
 // flush is one pass over the dirty keys and the node's sections. It determines the order of writes.
 // The writers and the sections write, each one kind of object.
 type flush struct {
-	t          *tables
+	t          *serviceTables
 	ns         *nodeSections
 	problems   Problems
 	members    memberWriter
@@ -20,7 +20,7 @@ type flush struct {
 
 // newFlush returns a flush that has written nothing yet.
 func (r *Reconciler) newFlush() *flush {
-	f := &flush{t: r.tables, ns: r.nodeSections}
+	f := &flush{t: r.serviceTables, ns: r.nodeSections}
 	f.members = memberWriter{t: f.t, kernel: &r.kernel, sets: r.node.sets, problems: &f.problems}
 	f.servers = serverWriter{t: f.t, kernel: &r.kernel, problems: &f.problems}
 	f.vips = vipWriter{t: f.t, kernel: &r.kernel, problems: &f.problems}

@@ -88,7 +88,7 @@ func serverOf(m plan.Member) (key ipvs.Key, configures bool) {
 // member that configures a virtual server is desired only if the node wants it, or the Service
 // that has precedence there. A drain entry is desired while its virtual server exists. Members of
 // some sets depend on how a VIP is claimed; see followsClaim.
-func (t *tables) desiredMember(m *member) (mark uint32, desired bool) {
+func (t *serviceTables) desiredMember(m *member) (mark uint32, desired bool) {
 	full := t.sets.member(m.key)
 	if fwm, address, ok := parseDrainEntry(full); ok {
 		return 0, t.marks.needsDrainEntry(fwm, address)
@@ -109,7 +109,7 @@ func (t *tables) desiredMember(m *member) (mark uint32, desired bool) {
 }
 
 // setMembersDirty makes all members dirty that the owners want for a virtual server.
-func (t *tables) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
+func (t *serviceTables) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
 	for _, name := range owners {
 		o := t.owned.Get(name)
 		if o == nil {
@@ -126,7 +126,7 @@ func (t *tables) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
 // memberWriter writes set members. The methods that write members with an order of their own are
 // in claims.go, clientip.go and retire.go.
 type memberWriter struct {
-	t        *tables
+	t        *serviceTables
 	kernel   *Kernel
 	sets     map[string]ipset.Set // those that the node wants, by name
 	problems *Problems

@@ -22,7 +22,7 @@ import (
 // nodeSections is the desired and the cached state that only the node owns, with the sections
 // that compare them. It writes through kernel.
 type nodeSections struct {
-	*tables
+	*serviceTables
 	kernel Kernel
 
 	input nodeInput
@@ -84,12 +84,12 @@ func (c *cachedState) forgetGateways(defaults []routing.Route) bool {
 	return len(c.routes) < known
 }
 
-func newNodeSections(t *tables, kernel Kernel) *nodeSections {
+func newNodeSections(t *serviceTables, kernel Kernel) *nodeSections {
 	return &nodeSections{
-		tables: t,
-		kernel: kernel,
-		node:   nodeState{own: ownedState{owner: nodeOwner}},
-		cached: cachedState{rules: map[routing.Rule]struct{}{}, routes: map[routing.Route]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+		serviceTables: t,
+		kernel:        kernel,
+		node:          nodeState{own: ownedState{owner: nodeOwner}},
+		cached:        cachedState{rules: map[routing.Rule]struct{}{}, routes: map[routing.Route]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 	}
 }
 

@@ -227,7 +227,7 @@ func setNames(cfg *plan.Config) map[string]bool {
 // or its fwmark. Members are written before the virtual server and deleted after it, so this
 // holds after a crash too. All other virtual servers (keepalived's, for example) are foreign
 // and never changed.
-func (t *tables) ours(key ipvs.Key) bool {
+func (t *serviceTables) ours(key ipvs.Key) bool {
 	if key.FWMark != 0 {
 		_, known := t.marks.addressOf(key)
 		return known
@@ -237,7 +237,7 @@ func (t *tables) ours(key ipvs.Key) bool {
 
 // listed reports whether a set lists an address and port. On a node taken over from
 // kube-proxy, node ports are listed by port alone, which proves nothing in an excluded range.
-func (t *tables) listed(key ipvs.Key) bool {
+func (t *serviceTables) listed(key ipvs.Key) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
 		return t.members.exists(t.sets.key(plan.Member{Set: name.In(family), Entry: e}))
@@ -257,7 +257,7 @@ func (t *tables) listed(key ipvs.Key) bool {
 
 // provesOwnership reports whether a member proves that an existing, no longer desired
 // virtual server is ours.
-func (t *tables) provesOwnership(m *member) bool {
+func (t *serviceTables) provesOwnership(m *member) bool {
 	full := t.sets.member(m.key)
 	key := plan.KeyOf(full.Entry)
 	fwm := fwmKey(ip.Of(m.key.addr), m.cached)

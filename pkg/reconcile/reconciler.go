@@ -14,7 +14,7 @@ import (
 // Reconciler holds the desired state and the cached state of the kernel, and writes the
 // difference. It is for one goroutine.
 //
-// It has three layers: tables is what Services own, nodeSections adds what only the node owns, and
+// It has three layers: serviceTables is what Services own, nodeSections adds what only the node owns, and
 // Reconciler adds the order of writes, comparisons with the kernel, and the schedule.
 //
 // At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune.
@@ -29,11 +29,11 @@ type Reconciler struct {
 
 // New returns a Reconciler with an empty cached state.
 func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
-	sections := newNodeSections(newTables(cfg), kernel)
+	sections := newNodeSections(newServiceTables(cfg), kernel)
 	return &Reconciler{
 		nodeSections: sections,
 		schedule:     newSchedule(periods),
-		spotChecker:  spotChecker{t: sections.tables, kernel: &sections.kernel},
+		spotChecker:  spotChecker{t: sections.serviceTables, kernel: &sections.kernel},
 	}
 }
 

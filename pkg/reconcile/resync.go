@@ -25,7 +25,7 @@ const keysPerStep = 512
 //
 // Set and Flush may be called between its steps. Flush repairs what was found so far.
 type resync struct {
-	t            *tables
+	t            *serviceTables
 	node         *nodeState
 	seen         *observation
 	stepSize     int
@@ -61,7 +61,7 @@ func (r *Reconciler) beginResync(o *observation) *resync {
 	if o.extent.rules {
 		r.takeRules(o)
 	}
-	d := &resync{t: r.tables, node: &r.node, seen: o, stepSize: keysPerStep}
+	d := &resync{t: r.serviceTables, node: &r.node, seen: o, stepSize: keysPerStep}
 	if o.extent.routing {
 		r.takeRouting(o)
 	}

@@ -80,7 +80,7 @@ func (x *markIndex) setDrainEntryDirty(fwm ipvs.Key) {
 
 // mustDrain reports whether a virtual server that is not desired stays until its connections
 // have ended: one with a fwmark and real servers, whose address and port are still served.
-func (t *tables) mustDrain(s *server) bool {
+func (t *serviceTables) mustDrain(s *server) bool {
 	if s.key.FWMark == 0 || len(s.cached.reals) == 0 || t.sets.get(plan.Draining.In(s.key.Family())).failed {
 		return false // in the last case it cannot have a drain entry: the kernel lacks the set's type
 	}
@@ -203,7 +203,7 @@ func (w *serverWriter) retirements() []ipvs.Change {
 // retireChanges sets all real servers to weight 0, once no new connection reaches the
 // virtual server. Real servers of UDP and SCTP stay only while a desired virtual server of
 // the address and port has them too: as elsewhere, their flows end with the endpoint.
-func (t *tables) retireChanges(s *server) []ipvs.Change {
+func (t *serviceTables) retireChanges(s *server) []ipvs.Change {
 	key := s.key
 	address, _ := t.marks.addressOf(key)
 	if t.marks.inLocal[key] == address {
@@ -228,7 +228,7 @@ func (t *tables) retireChanges(s *server) []ipvs.Change {
 
 // hasDesiredRealServer reports whether an address and port has a desired real server, directly or
 // through its present fwmark.
-func (t *tables) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool {
+func (t *serviceTables) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool {
 	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), t.marks.markOf(address))}, func(key ipvs.Key) bool {
 		want := t.desiredServer(key)
 		return want != nil && want.is(dest, plan.IsRealServer)

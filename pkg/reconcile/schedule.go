@@ -218,7 +218,7 @@ func (s *schedule) rulesPeriod(omits bool) time.Duration {
 }
 
 // stateEntries returns the number of virtual servers and set members.
-func (t *tables) stateEntries() int { return t.servers.existing + t.members.existing }
+func (t *serviceTables) stateEntries() int { return t.servers.existing + t.members.existing }
 
 // noteOmissions requests a comparison of the rules, which reads the refused ones, if rules
 // began or ceased to be refused since the last call.

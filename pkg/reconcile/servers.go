@@ -72,7 +72,7 @@ func (t *serverTable) adoptForeign(s *server) {
 
 // serverWriter writes virtual and real servers.
 type serverWriter struct {
-	t        *tables
+	t        *serviceTables
 	kernel   *Kernel
 	problems *Problems
 }
@@ -125,7 +125,7 @@ func (w *serverWriter) dirty() []*server {
 // serverChanges returns the changes that turn a virtual server into the desired one. It adds TCP real
 // servers that are to drain to the drainer. It allocates nothing if there are no changes, however many
 // real servers drain.
-func (t *tables) serverChanges(s *server, want *wantedServer) []ipvs.Change {
+func (t *serviceTables) serverChanges(s *server, want *wantedServer) []ipvs.Change {
 	var have *cachedServer
 	if s.exists {
 		have = &s.cached

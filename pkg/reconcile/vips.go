@@ -59,7 +59,7 @@ func (t *vipTable) claimOf(table int) plan.ClaimMode {
 
 // vipWriter claims and releases VIPs.
 type vipWriter struct {
-	t        *tables
+	t        *serviceTables
 	kernel   *Kernel
 	problems *Problems
 	linkGone bool // another program has deleted kube-ipvs0

@@ -162,6 +162,6 @@ func (r *Reconciler) assignMarks(name types.NamespacedName, desired plan.Service
 
 // releaseMarks frees the fwmarks that neither a Service nor the kernel uses. If it freed any,
 // it returns the Services that lack a fwmark; Set must be called for them again.
-func (t *tables) releaseMarks() []types.NamespacedName {
+func (t *serviceTables) releaseMarks() []types.NamespacedName {
 	return t.allocator.release(func(key ipvs.Key, index uint32) bool { return t.marks.kernelUses(key, t.cfg.LocalMark.Mark(index)) })
 }

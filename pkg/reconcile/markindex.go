@@ -91,7 +91,7 @@ func (x *markIndex) listedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 // desiredServer returns the desired virtual server; nil if none is desired. A fwmark virtual server is
 // desired only once a member proves it to be ours, and only while its Service has precedence at the
 // address and port too.
-func (t *tables) desiredServer(key ipvs.Key) *wantedServer {
+func (t *serviceTables) desiredServer(key ipvs.Key) *wantedServer {
 	if s := t.servers.records.Get(key); s != nil {
 		return t.desiredIn(s)
 	}
@@ -99,7 +99,7 @@ func (t *tables) desiredServer(key ipvs.Key) *wantedServer {
 }
 
 // desiredIn is desiredServer for a record of the table.
-func (t *tables) desiredIn(s *server) *wantedServer {
+func (t *serviceTables) desiredIn(s *server) *wantedServer {
 	if !s.wanted() {
 		return nil
 	}
@@ -135,7 +135,7 @@ func (x *markIndex) setDirtyIfWanted(fwm ipvs.Key) {
 
 // indexMarks rebuilds inLocal from the sets. If two members carry the same mark, another
 // program wrote one of them: the desired one counts.
-func (t *tables) indexMarks() {
+func (t *serviceTables) indexMarks() {
 	t.marks.inLocal = map[ipvs.Key]ipvs.Key{}
 	local := map[uint16]ip.Family{}
 	for _, family := range t.cfg.Families {

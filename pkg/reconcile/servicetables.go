@@ -12,10 +12,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// tables is the desired and the cached state that Services own, with its indexes. It decides what is
-// desired and dirty, and writes nothing. Methods of tables need several of its parts; those that need
-// only one are methods of that part.
-type tables struct {
+// serviceTables is the desired and the cached state that Services own, with its indexes. It decides
+// what is desired and dirty, and writes nothing. Its own methods need several of its parts; those that
+// need only one are methods of that part.
+type serviceTables struct {
 	cfg *plan.Config
 
 	owned   index.Index[types.NamespacedName, ownedState] // by Service
@@ -50,8 +50,8 @@ type ownedState struct {
 	deps    plan.Deps // of a Service
 }
 
-func newTables(cfg *plan.Config) *tables {
-	t := &tables{
+func newServiceTables(cfg *plan.Config) *serviceTables {
+	t := &serviceTables{
 		cfg:       cfg,
 		owned:     index.OfNames(func(o *ownedState) types.NamespacedName { return o.owner.Name }),
 		sets:      &sets{index: map[string]uint16{}, uses: plan.SetsInUse{}},
@@ -84,7 +84,7 @@ func newTables(cfg *plan.Config) *tables {
 	return t
 }
 
-func (t *tables) setDesired(owner *Owner, desired plan.ServicePlan) {
+func (t *serviceTables) setDesired(owner *Owner, desired plan.ServicePlan) {
 	o := t.owned.Get(owner.Name)
 	if o == nil {
 		o = &ownedState{owner: owner}
@@ -117,7 +117,7 @@ func precedenceOf(desired plan.ServicePlan, a netip.Addr) plan.Precedence {
 	return highest
 }
 
-func (t *tables) setServers(o *ownedState, want []plan.VirtualServer) {
+func (t *serviceTables) setServers(o *ownedState, want []plan.VirtualServer) {
 	var last []endpoint // the virtual servers of a Service often have the same endpoints
 	o.servers = replaceAll(&t.servers.table, o.owner, o.servers, len(want),
 		func(i int) entry[ipvs.Key, wantedServer] {
@@ -140,7 +140,7 @@ func (t *tables) setServers(o *ownedState, want []plan.VirtualServer) {
 		})
 }
 
-func (t *tables) setMembers(o *ownedState, want []plan.Member) {
+func (t *serviceTables) setMembers(o *ownedState, want []plan.Member) {
 	o.members = t.members.replace(o.owner, o.members, len(want),
 		func(i int) entry[memberKey, uint32] {
 			return entry[memberKey, uint32]{key: t.sets.key(want[i]), value: want[i].Mark}
@@ -149,7 +149,7 @@ func (t *tables) setMembers(o *ownedState, want []plan.Member) {
 
 // ownersChanged makes everything dirty that depends on which Service has a virtual server.
 // It is called after the owners of key changed from before.
-func (t *tables) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
+func (t *serviceTables) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
 	owners := t.servers.owners(key)
 	t.conflicts.update(key, owners)
 	t.marks.setServerDirty(key)
@@ -161,14 +161,14 @@ func (t *tables) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
 
 // clearCachedServer records that the kernel has neither a virtual server nor its draining real
 // servers.
-func (t *tables) clearCachedServer(s *server) {
+func (t *serviceTables) clearCachedServer(s *server) {
 	t.drainer.removeAll(s.key)
 	t.servers.clearCached(s)
 }
 
 // retry makes the next Flush retry what the kernel refused of Services. The zero name stands
 // for the node and for keys without an owner.
-func (t *tables) retry(names ...types.NamespacedName) {
+func (t *serviceTables) retry(names ...types.NamespacedName) {
 	due := make(map[types.NamespacedName]bool, len(names))
 	for _, name := range names {
 		due[name] = true

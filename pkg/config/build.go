@@ -44,7 +44,7 @@ const (
 
 // builder turns documents with defaults into a Config and collects all errors.
 type builder struct {
-	path    func(flag, fieldPath string) *field.Path
+	path    func(flag string) *field.Path // see Options.path
 	proxy   *proxyv1alpha1.KubeProxyConfiguration
 	own     *KubeIPVSConfiguration
 	errs    field.ErrorList
@@ -74,35 +74,35 @@ func (b *builder) invalid(path *field.Path, value any, want string) {
 func (b *builder) config() Config {
 	p := b.proxy
 	if p.Mode != "" && p.Mode != modeIPVS {
-		b.errs = append(b.errs, field.NotSupported(b.path("proxy-mode", "mode"), p.Mode, []string{modeIPVS}))
+		b.errs = append(b.errs, field.NotSupported(b.path("proxy-mode"), p.Mode, []string{modeIPVS}))
 	}
 	b.compat()
 	c := Config{
 		Plan:                        b.plan(),
-		Healthz:                     b.addrPort(b.path("healthz-bind-address", "healthzBindAddress"), p.HealthzBindAddress),
-		Probes:                      b.addrPort(b.path("probe-bind-address", "probeBindAddress"), *b.own.ProbeBindAddress),
+		Healthz:                     b.addrPort(b.path("healthz-bind-address"), p.HealthzBindAddress),
+		Probes:                      b.addrPort(b.path("probe-bind-address"), *b.own.ProbeBindAddress),
 		BindAddressHardFail:         p.BindAddressHardFail,
 		Profiling:                   p.EnableProfiling,
 		ShowHiddenMetricsForVersion: p.ShowHiddenMetricsForVersion,
 		ServiceMetrics:              b.own.ServiceMetrics,
 		Source:                      b.source(),
 		Conntrack:                   b.conntrack(),
-		StateDir:                    b.absolute(b.path("state-dir", "stateDir"), b.own.StateDir),
+		StateDir:                    b.absolute(b.path("state-dir"), b.own.StateDir),
 		OOMScoreAdj:                 *p.OOMScoreAdj,
 	}
-	c.Metrics, c.MetricsIn = b.addrPortIn(b.path("metrics-bind-address", "metricsBindAddress"), p.MetricsBindAddress)
+	c.Metrics, c.MetricsIn = b.addrPortIn(b.path("metrics-bind-address"), p.MetricsBindAddress)
 	c.SyncPeriod, c.MinSyncPeriod = b.syncPeriods()
 	c.IPVSTimeouts = b.ipvsTimeouts()
 	drain := b.own.DrainLostNodes
 	c.ResetLostNodeConnections = b.own.ResetLostNodeConnections || drain != nil && !*drain
 	if c.DrainDeadline = b.own.DrainDeadline.Duration; c.DrainDeadline <= 0 {
-		b.invalid(b.path("drain-deadline", "drainDeadline"), c.DrainDeadline.String(), "must be more than 0")
+		b.invalid(b.path("drain-deadline"), c.DrainDeadline.String(), "must be more than 0")
 	}
 	if v := p.ShowHiddenMetricsForVersion; v != "" && !minorVersion.MatchString(v) {
-		b.invalid(b.path("show-hidden-metrics-for-version", "showHiddenMetricsForVersion"), v, "must be MAJOR.MINOR, such as 1.35")
+		b.invalid(b.path("show-hidden-metrics-for-version"), v, "must be MAJOR.MINOR, such as 1.35")
 	}
-	b.inRange(b.path("service-metrics", "serviceMetrics"), b.own.ServiceMetrics, 0, math.MaxInt32)
-	b.inRange(b.path("oom-score-adj", "oomScoreAdj"), int(*p.OOMScoreAdj), -1000, 1000)
+	b.inRange(b.path("service-metrics"), b.own.ServiceMetrics, 0, math.MaxInt32)
+	b.inRange(b.path("oom-score-adj"), int(*p.OOMScoreAdj), -1000, 1000)
 	b.logging(&c)
 	if !c.Features.Enabled(allowExternalIPs) {
 		b.own.VIPs.ExternalIPs, c.Plan.VIPs.ExternalIPs = plan.ClaimNone, plan.ClaimNone
@@ -115,7 +115,7 @@ func (b *builder) plan() plan.Config {
 	p := b.proxy
 	scheduler := cmp.Or(p.IPVS.Scheduler, defaultScheduler)
 	if !slices.Contains(ipvs.Schedulers, scheduler) {
-		b.errs = append(b.errs, field.NotSupported(b.path("ipvs-scheduler", "ipvs.scheduler"), scheduler, ipvs.Schedulers))
+		b.errs = append(b.errs, field.NotSupported(b.path("ipvs-scheduler"), scheduler, ipvs.Schedulers))
 	}
 	c := plan.Config{
 		NodeAddress:   b.nodeAddress(),
@@ -128,7 +128,7 @@ func (b *builder) plan() plan.Config {
 
 		LocalTraffic:      b.localTraffic(),
 		NodePortAddresses: b.nodePortAddresses(),
-		ExcludeCIDRs:      b.prefixes(b.path("ipvs-exclude-cidrs", "ipvs.excludeCIDRs"), p.IPVS.ExcludeCIDRs),
+		ExcludeCIDRs:      b.prefixes(b.path("ipvs-exclude-cidrs"), p.IPVS.ExcludeCIDRs),
 		StrictARP:         p.IPVS.StrictARP,
 		UDPDrain:          b.own.UDPDrain,
 		RemoteFallback:    b.own.RemoteFallback,
@@ -136,7 +136,7 @@ func (b *builder) plan() plan.Config {
 		LocalhostNodePorts: *p.IPTables.LocalhostNodePorts,
 	}
 	bit := int(*p.IPTables.MasqueradeBit)
-	if b.inRange(b.path("iptables-masquerade-bit", "iptables.masqueradeBit"), bit, 0, 31) {
+	if b.inRange(b.path("iptables-masquerade-bit"), bit, 0, 31) {
 		c.MasqueradeMark = 1 << bit
 	}
 	c.SNAT = b.snat(c.MasqueradeMark)
@@ -149,7 +149,7 @@ func (b *builder) plan() plan.Config {
 // the default, leaves the choice to the Node object. So does a loopback address, which some
 // configurations have to hide the pages of kube-proxy: no client can reach a node there.
 func (b *builder) nodeAddress() netip.Addr {
-	a := b.addr(b.path("bind-address", "bindAddress"), cmp.Or(b.proxy.BindAddress, "0.0.0.0"))
+	a := b.addr(b.path("bind-address"), cmp.Or(b.proxy.BindAddress, "0.0.0.0"))
 	if a.IsUnspecified() || a.IsLoopback() {
 		return netip.Addr{}
 	}
@@ -166,17 +166,17 @@ func (b *builder) localTraffic() plan.LocalTraffic {
 		return b.clusterCIDR()
 	case plan.DetectNodeCIDR:
 	case plan.DetectBridgeInterface:
-		t.Interface = b.interfaceName(b.path("pod-bridge-interface", "detectLocal.bridgeInterface"), d.BridgeInterface, maxInterfaceName)
+		t.Interface = b.interfaceName(b.path("pod-bridge-interface"), d.BridgeInterface, maxInterfaceName)
 	case plan.DetectInterfaceNamePrefix:
-		t.Interface = b.interfaceName(b.path("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix"), d.InterfaceNamePrefix, maxInterfacePrefix)
+		t.Interface = b.interfaceName(b.path("pod-interface-name-prefix"), d.InterfaceNamePrefix, maxInterfacePrefix)
 	default:
-		b.errs = append(b.errs, field.NotSupported(b.path("detect-local-mode", "detectLocalMode"), t.Mode, detectLocalModes))
+		b.errs = append(b.errs, field.NotSupported(b.path("detect-local-mode"), t.Mode, detectLocalModes))
 	}
 	return t
 }
 
 func (b *builder) clusterCIDR() plan.LocalTraffic {
-	path, value := b.path("cluster-cidr", "clusterCIDR"), b.proxy.ClusterCIDR
+	path, value := b.path("cluster-cidr"), b.proxy.ClusterCIDR
 	if value == "" {
 		b.notices = append(b.notices, path.String()+" is not set: Pods cannot be distinguished from other clients, so traffic to cluster IPs is not masqueraded")
 		return plan.LocalTraffic{Mode: plan.DetectNone}
@@ -195,7 +195,7 @@ func (b *builder) clusterCIDR() plan.LocalTraffic {
 
 func (b *builder) nodePortAddresses() plan.NodePortAddresses {
 	const primary = "primary"
-	path, values := b.path("nodeport-addresses", "nodePortAddresses"), b.proxy.NodePortAddresses
+	path, values := b.path("nodeport-addresses"), b.proxy.NodePortAddresses
 	if !slices.Contains(values, primary) {
 		return plan.NodePortAddresses{Prefixes: b.prefixes(path, values)}
 	}
@@ -208,8 +208,8 @@ func (b *builder) nodePortAddresses() plan.NodePortAddresses {
 func (b *builder) syncPeriods() (period, least time.Duration) {
 	c := b.proxy.IPVS
 	period, least = c.SyncPeriod.Duration, c.MinSyncPeriod.Duration
-	path := b.path("ipvs-sync-period", "ipvs.syncPeriod")
-	leastPath := b.path("ipvs-min-sync-period", "ipvs.minSyncPeriod")
+	path := b.path("ipvs-sync-period")
+	leastPath := b.path("ipvs-min-sync-period")
 	switch {
 	case period <= 0:
 		b.invalid(path, period.String(), "must be more than 0")
@@ -223,13 +223,13 @@ func (b *builder) syncPeriods() (period, least time.Duration) {
 
 func (b *builder) ipvsTimeouts() ipvs.Timeouts {
 	c := b.proxy.IPVS
-	seconds := func(flag, fieldPath string, d metav1.Duration) uint32 {
-		return uint32(b.seconds(b.path(flag, fieldPath), d.Duration) / time.Second)
+	seconds := func(flag string, d metav1.Duration) uint32 {
+		return uint32(b.seconds(b.path(flag), d.Duration) / time.Second)
 	}
 	t := ipvs.Timeouts{
-		TCP:    seconds("ipvs-tcp-timeout", "ipvs.tcpTimeout", c.TCPTimeout),
-		TCPFin: seconds("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", c.TCPFinTimeout),
-		UDP:    seconds("ipvs-udp-timeout", "ipvs.udpTimeout", c.UDPTimeout),
+		TCP:    seconds("ipvs-tcp-timeout", c.TCPTimeout),
+		TCPFin: seconds("ipvs-tcpfin-timeout", c.TCPFinTimeout),
+		UDP:    seconds("ipvs-udp-timeout", c.UDPTimeout),
 	}
 	if b.own.TimeoutsFromConntrack {
 		tracked := b.proxy.Conntrack
@@ -244,19 +244,19 @@ func wholeSeconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 
 func (b *builder) conntrack() Conntrack {
 	c := b.proxy.Conntrack
-	seconds := func(flag, fieldPath string, d metav1.Duration) time.Duration {
-		return b.seconds(b.path(flag, fieldPath), d.Duration)
+	seconds := func(flag string, d metav1.Duration) time.Duration {
+		return b.seconds(b.path(flag), d.Duration)
 	}
-	b.inRange(b.path("conntrack-max-per-core", "conntrack.maxPerCore"), int(*c.MaxPerCore), 0, math.MaxInt32)
-	b.inRange(b.path("conntrack-min", "conntrack.min"), int(*c.Min), 0, math.MaxInt32)
+	b.inRange(b.path("conntrack-max-per-core"), int(*c.MaxPerCore), 0, math.MaxInt32)
+	b.inRange(b.path("conntrack-min"), int(*c.Min), 0, math.MaxInt32)
 	return Conntrack{
 		MaxPerCore:     *c.MaxPerCore,
 		Min:            *c.Min,
-		TCPEstablished: seconds("conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", *c.TCPEstablishedTimeout),
-		TCPCloseWait:   seconds("conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", *c.TCPCloseWaitTimeout),
+		TCPEstablished: seconds("conntrack-tcp-timeout-established", *c.TCPEstablishedTimeout),
+		TCPCloseWait:   seconds("conntrack-tcp-timeout-close-wait", *c.TCPCloseWaitTimeout),
 		TCPBeLiberal:   c.TCPBeLiberal,
-		UDP:            seconds("conntrack-udp-timeout", "conntrack.udpTimeout", c.UDPTimeout),
-		UDPStream:      seconds("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", c.UDPStreamTimeout),
+		UDP:            seconds("conntrack-udp-timeout", c.UDPTimeout),
+		UDPStream:      seconds("conntrack-udp-timeout-stream", c.UDPStreamTimeout),
 	}
 }
 
@@ -271,31 +271,31 @@ func (b *builder) source() Source {
 		Burst:             int(c.Burst),
 		ConfigSyncPeriod:  b.proxy.ConfigSyncPeriod.Duration,
 	}
-	manifests := b.path("manifests", "manifests")
+	manifests := b.path("manifests")
 	if s.Manifests != "" && s.Kubeconfig != "" {
-		b.invalid(manifests, s.Manifests, fmt.Sprintf("Services come either from manifests or from an API server: set only one of this and %s", b.path("kubeconfig", "clientConnection.kubeconfig")))
+		b.invalid(manifests, s.Manifests, fmt.Sprintf("Services come either from manifests or from an API server: set only one of this and %s", b.path("kubeconfig")))
 	}
 	if !slices.Contains(contentTypes, s.ContentType) {
-		b.errs = append(b.errs, field.NotSupported(b.path("kube-api-content-type", "clientConnection.contentType"), s.ContentType, contentTypes))
+		b.errs = append(b.errs, field.NotSupported(b.path("kube-api-content-type"), s.ContentType, contentTypes))
 	}
-	b.inRange(b.path("kube-api-burst", "clientConnection.burst"), s.Burst, 0, math.MaxInt32)
+	b.inRange(b.path("kube-api-burst"), s.Burst, 0, math.MaxInt32)
 	if math.IsNaN(float64(s.QPS)) || math.IsInf(float64(s.QPS), 0) {
-		b.invalid(b.path("kube-api-qps", "clientConnection.qps"), fmt.Sprint(s.QPS), "must be a finite number; negative for no limit")
+		b.invalid(b.path("kube-api-qps"), fmt.Sprint(s.QPS), "must be a finite number; negative for no limit")
 	}
 	if s.ConfigSyncPeriod <= 0 {
-		b.invalid(b.path("config-sync-period", "configSyncPeriod"), s.ConfigSyncPeriod.String(), "must be more than 0")
+		b.invalid(b.path("config-sync-period"), s.ConfigSyncPeriod.String(), "must be more than 0")
 	}
 	return s
 }
 
 // master validates --master, which has no field in the file.
 func (b *builder) master(value string) string {
-	path := b.path("master", "")
+	path := b.path("master")
 	if value == "" {
 		return ""
 	}
 	if b.own.Manifests != "" {
-		b.invalid(path, value, fmt.Sprintf("Services come either from manifests or from an API server: set only one of this and %s", b.path("manifests", "manifests")))
+		b.invalid(path, value, fmt.Sprintf("Services come either from manifests or from an API server: set only one of this and %s", b.path("manifests")))
 	}
 	if u, err := url.Parse(value); err != nil || strings.Contains(value, "://") && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		b.invalid(path, value, "must be a URL such as https://10.0.0.1:6443")
@@ -306,7 +306,7 @@ func (b *builder) master(value string) string {
 // nodeName returns the override or the host name, in the form in which the kubelet
 // registers it.
 func (b *builder) nodeName(hostname func() (string, error)) string {
-	path := b.path("hostname-override", "hostnameOverride")
+	path := b.path("hostname-override")
 	if override := b.proxy.HostnameOverride; override != "" {
 		name := strings.ToLower(strings.TrimSpace(override))
 		for _, want := range validation.IsDNS1123Subdomain(name) {
@@ -350,13 +350,13 @@ func (b *builder) action(o *Options) Action {
 func (b *builder) logging(c *Config) {
 	gates, unknown, err := featureGates(b.proxy.FeatureGates)
 	if err != nil {
-		b.invalid(b.path("feature-gates", "featureGates"), fmt.Sprint(b.proxy.FeatureGates), err.Error())
+		b.invalid(b.path("feature-gates"), fmt.Sprint(b.proxy.FeatureGates), err.Error())
 	}
 	if len(unknown) > 0 {
 		b.notices = append(b.notices, "ignoring feature gates that kube-ipvs does not have: "+strings.Join(unknown, ", "))
 	}
 	c.Features, c.Logging = gates, b.proxy.Logging
-	for _, err := range logsapi.Validate(&c.Logging, gates, b.path("logging", "logging")) {
+	for _, err := range logsapi.Validate(&c.Logging, gates, b.path("logging")) {
 		b.errs = append(b.errs, loggingFlagError(err))
 	}
 }
@@ -409,7 +409,7 @@ func (b *builder) apart(marks ...markBits) {
 // localMark keeps the fwmarks clear of the masquerade mark, and ensures that none of
 // them contains a reply mark.
 func (b *builder) localMark(masquerade, reply uint32) plan.LocalMark {
-	path, text := b.path("local-mark", "localMark"), b.own.LocalMark
+	path, text := b.path("local-mark"), b.own.LocalMark
 	if text == localMarkOff {
 		return plan.LocalMark{}
 	}
@@ -436,30 +436,30 @@ func (b *builder) localMark(masquerade, reply uint32) plan.LocalMark {
 		b.invalid(path, text, "must have a value that is not 0, and a mask with the value's bits and at least one more")
 	}
 	b.apart(
-		markBits{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), masquerade},
+		markBits{b.path("iptables-masquerade-bit").String(), masquerade},
 		markBits{"kubelet's drop mark", kubeletDropMark},
 		markBits{path.String(), m.Mask})
-	b.apart(markBits{b.path("reply-mark", "snat.mark").String(), reply}, markBits{path.String(), m.Value})
+	b.apart(markBits{b.path("reply-mark").String(), reply}, markBits{path.String(), m.Value})
 	return m
 }
 
 // snat builds the settings of SNAT by interface and of reply routing.
 func (b *builder) snat(masquerade uint32) plan.SNAT {
 	c := b.own.SNAT
-	path := b.path("snat-mode", "snat.mode")
+	path := b.path("snat-mode")
 	mode := plan.SNATMode(c.Mode)
 	if !slices.Contains(snatModes, mode) {
 		b.errs = append(b.errs, field.NotSupported(path, mode, snatModes))
 	}
-	sources := b.path("snat-source", "snat.sources")
+	sources := b.path("snat-source")
 	if len(c.Sources) > 0 && (mode == plan.SNATFWMark || mode == plan.SNATOff) {
 		b.errs = append(b.errs, field.Forbidden(sources, fmt.Sprintf("%s is %s, which uses no source address; must be auto or snat", path, mode)))
 	}
-	gateways := b.path("reply-gateway", "snat.gateways")
+	gateways := b.path("reply-gateway")
 	if len(c.Gateways) > 0 && (mode == plan.SNATSource || mode == plan.SNATOff) {
 		b.errs = append(b.errs, field.Forbidden(gateways, fmt.Sprintf("%s is %s, which has no reply routing; must be auto or fwmark", path, mode)))
 	}
-	mark := b.path("reply-mark", "snat.mark")
+	mark := b.path("reply-mark")
 	if c.Mark == DefaultReplyMark {
 		c.Mark &^= Mark(masquerade) // the remaining bits suffice
 	}
@@ -467,10 +467,10 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 		b.invalid(mark, c.Mark.String(), fmt.Sprintf("must have at least one bit set, such as %s", DefaultReplyMark))
 	}
 	b.apart(
-		markBits{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), masquerade},
+		markBits{b.path("iptables-masquerade-bit").String(), masquerade},
 		markBits{"kubelet's drop mark", kubeletDropMark},
 		markBits{mark.String(), uint32(c.Mark)})
-	b.inRange(b.path("reply-rule-priority", "snat.priority"), c.Priority, 1, maxRulePriority)
+	b.inRange(b.path("reply-rule-priority"), c.Priority, 1, maxRulePriority)
 	return plan.SNAT{
 		Mode: mode, Sources: b.byInterface(sources, c.Sources, false), Gateways: b.byInterface(gateways, c.Gateways, true),
 		Mark: uint32(c.Mark), Priority: c.Priority,
@@ -483,34 +483,34 @@ const maxGatewayTable = math.MaxInt32 - 1<<20
 // vips builds the settings of how VIPs are claimed.
 func (b *builder) vips(p *plan.Config) plan.VIPs {
 	c := b.own.VIPs
-	b.claim(b.path("claim-cluster-ips", "vips.clusterIPs"), c.ClusterIPs, append([]plan.ClaimMode{plan.ClaimAuto}, wholeClaims...))
-	b.claim(b.path("claim-load-balancers", "vips.loadBalancers"), c.LoadBalancers, claims)
-	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs, append([]plan.ClaimMode{plan.ClaimNone}, claims...))
-	mark := b.path("claim-mark", "vips.mark")
+	b.claim(b.path("claim-cluster-ips"), c.ClusterIPs, append([]plan.ClaimMode{plan.ClaimAuto}, wholeClaims...))
+	b.claim(b.path("claim-load-balancers"), c.LoadBalancers, claims)
+	b.claim(b.path("claim-external-ips"), c.ExternalIPs, append([]plan.ClaimMode{plan.ClaimNone}, claims...))
+	mark := b.path("claim-mark")
 	if c.Mark == DefaultClaimMark && uint32(c.Mark) == p.MasqueradeMark {
 		c.Mark = spareBit
 	}
 	for _, other := range []markBits{
-		{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), p.MasqueradeMark},
+		{b.path("iptables-masquerade-bit").String(), p.MasqueradeMark},
 		{"kubelet's drop mark", kubeletDropMark},
-		{b.path("reply-mark", "snat.mark").String(), p.SNAT.Mark},
-		{"the value of " + b.path("local-mark", "localMark").String(), p.LocalMark.Value},
+		{b.path("reply-mark").String(), p.SNAT.Mark},
+		{"the value of " + b.path("local-mark").String(), p.LocalMark.Value},
 	} {
 		b.apart(other, markBits{mark.String(), uint32(c.Mark)})
 	}
-	table := b.path("claim-table", "vips.table")
+	table := b.path("claim-table")
 	if b.inRange(table, c.Table, 1, math.MaxInt32) && c.Table >= routing.TableDefault && c.Table <= routing.TableLocal {
 		b.invalid(table, c.Table, "must be a table of its own: 253 to 255 are the default, main and local tables")
 	}
 	if len(b.own.SNAT.Gateways) > 0 && (c.Table <= routing.TableLocal || c.Table > maxGatewayTable) {
-		b.invalid(table, c.Table, fmt.Sprintf("must be between 256 and %d with %s: the tables of gateways follow it", maxGatewayTable, b.path("reply-gateway", "snat.gateways")))
+		b.invalid(table, c.Table, fmt.Sprintf("must be between 256 and %d with %s: the tables of gateways follow it", maxGatewayTable, b.path("reply-gateway")))
 	}
-	priority := b.path("claim-rule-priority", "vips.priority")
+	priority := b.path("claim-rule-priority")
 	if c.Priority == DefaultClaimRulePriority {
 		c.Priority = min(c.Priority, p.SNAT.Priority-1)
 	}
 	if b.inRange(priority, c.Priority, 1, maxRulePriority) && c.Priority >= p.SNAT.Priority {
-		b.invalid(priority, c.Priority, fmt.Sprintf("must be less than %s, which is %d", b.path("reply-rule-priority", "snat.priority"), p.SNAT.Priority))
+		b.invalid(priority, c.Priority, fmt.Sprintf("must be less than %s, which is %d", b.path("reply-rule-priority"), p.SNAT.Priority))
 	}
 	return plan.VIPs{
 		ClusterIPs: c.ClusterIPs, LoadBalancers: c.LoadBalancers, ExternalIPs: c.ExternalIPs, Ping: *c.Ping,

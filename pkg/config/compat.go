@@ -1,14 +1,8 @@
 package config
 
 import (
-	"fmt"
-	"time"
-
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
-	"k8s.io/utils/ptr"
-
-	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // CompatKubeProxy is the profile that changes every default which differs from
@@ -18,26 +12,15 @@ const CompatKubeProxy = "kube-proxy"
 // compatProfiles are the values of --compat; empty means the defaults.
 var compatProfiles = []string{CompatKubeProxy}
 
-// compatDrainDeadline never expires in practice: kube-proxy keeps the TCP connections of a
-// removed endpoint until they end, even if it does not answer any more.
-const compatDrainDeadline = 10 * 365 * 24 * time.Hour
-
 // setOwnCompat fills in the profile's values. It must be called before settings are
 // written over them. It does nothing for other profiles.
 func setOwnCompat(c *KubeIPVSConfiguration, profile string) {
 	if profile != CompatKubeProxy {
 		return
 	}
-	c.Compat = profile
-	c.SNAT.Mode = SNATMode(plan.SNATOff)
-	c.LocalMark = localMarkOff
-	c.RemoteFallback = true
-	c.AcceptServiceTraffic = ptr.To(false)
-	c.VIPs.ClusterIPs = plan.ClaimAddress
-	c.VIPs.LoadBalancers = plan.ClaimAddress
-	c.VIPs.ExternalIPs = plan.ClaimAddress
-	c.VIPs.Ping = ptr.To(false)
-	c.DrainDeadline.Duration = compatDrainDeadline
+	for _, s := range settings {
+		s.setCompat(c)
+	}
 }
 
 // setProxyCompat does the same for fields of the KubeProxyConfiguration that
@@ -53,7 +36,7 @@ func (b *builder) compat() {
 	switch b.own.Compat {
 	case "", CompatKubeProxy:
 	default:
-		b.errs = append(b.errs, field.NotSupported(b.path("compat", "compat"), b.own.Compat, compatProfiles))
+		b.errs = append(b.errs, field.NotSupported(b.path("compat"), b.own.Compat, compatProfiles))
 	}
 }
 
@@ -76,7 +59,3 @@ func (o *Options) proxyFromFlags() *proxyv1alpha1.KubeProxyConfiguration {
 	}
 	return proxy
 }
-
-// compatUsage is the help of --compat.
-var compatUsage = fmt.Sprintf("Profile of defaults. %s: behave as kube-proxy's IPVS mode does, where kube-ipvs's own defaults differ. "+
-	"Flags and fields that are set take precedence.", CompatKubeProxy)

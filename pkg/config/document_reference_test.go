@@ -134,21 +134,11 @@ func fieldComments(t *testing.T) map[string]string {
 	return out
 }
 
-// fieldFlags returns the flags that override fields of a document, by the field's address.
+// fieldFlags returns the flags that set fields of a document, by the field's address.
 func fieldFlags(c *KubeIPVSConfiguration) map[uintptr]*pflag.Flag {
-	own, snat := NewOptions().flags.own, reflect.ValueOf(c).Elem().FieldByName("SNAT")
-	out := map[uintptr]*pflag.Flag{
-		addressOf(snat.FieldByName("Sources")):  own.Lookup("snat-source"),
-		addressOf(snat.FieldByName("Gateways")): own.Lookup("reply-gateway"),
+	out, flags := map[uintptr]*pflag.Flag{}, documentFlags(c)
+	for _, s := range settings {
+		out[fieldOf(s, c)] = flags.Lookup(s.name())
 	}
-	documentFlags(c).VisitAll(func(f *pflag.Flag) { out[reflect.ValueOf(f.Value).Pointer()] = f })
 	return out
-}
-
-// addressOf returns the address of a field, or of what it points to.
-func addressOf(v reflect.Value) uintptr {
-	if v.Kind() == reflect.Pointer && !v.IsNil() {
-		return v.Pointer()
-	}
-	return v.Addr().Pointer()
 }

@@ -1,11 +1,9 @@
 package config
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"strconv"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -18,42 +16,9 @@ const (
 	OwnKind       = "KubeIPVSConfiguration"
 )
 
-// Defaults of our own settings. Marks and priorities avoid those of kubelet, kube-proxy
-// and the usual network plugins.
-const (
-	// DefaultReplyMark distinguishes 15 interfaces, in bits that Kubernetes (0x4000,
-	// 0x8000), AWS and Cilium (0x80, 0xf00), Terway (0x10) and Calico (0xffff0000) do
-	// not use.
-	DefaultReplyMark         Mark = 0x3060
-	DefaultReplyRulePriority int  = 480
-
-	// DefaultClaimMark is one more such bit. The priority precedes the rules of network
-	// plugins for pod traffic (the first are Cilium's at 110) and is not that of
-	// Calico's WireGuard rule (99). An early rule is harmless: its table contains only
-	// VIPs.
-	DefaultClaimMark         Mark = 0x4
-	DefaultClaimTable        int  = 80080
-	DefaultClaimRulePriority int  = 98
-
-	// DefaultDrainDeadline is how long IPVS keeps an idle connection.
-	DefaultDrainDeadline = 15 * time.Minute
-
-	// DefaultProbeBindAddress is a port of our own: kube-proxy owns its ports while it
-	// runs beside us.
-	DefaultProbeBindAddress = "127.0.0.1:10266"
-
-	// DefaultStateDir is below /run, which is emptied at boot, when kernel parameters
-	// are reset too.
-	DefaultStateDir = "/run/kube-ipvs"
-	// DefaultLocalMark sets two bits in every mark which no other program is known to
-	// set together, and has room for 4095 fwmarks below the marks of Kubernetes and
-	// Calico.
-	DefaultLocalMark LocalMark = "0x9/0x3fff"
-)
-
 // KubeIPVSConfiguration holds the settings that kube-proxy does not have. It is a
 // document of its own beside the KubeProxyConfiguration, so that kube-proxy can still
-// read the same file.
+// read the same file. Each field has an entry in settings, with its flag and default.
 type KubeIPVSConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -68,12 +33,12 @@ type KubeIPVSConfiguration struct {
 	// externalTrafficPolicy: Local, for pods whose replies would bypass the node.
 	MasqueradeExternalLocal bool `json:"masqueradeExternalLocal,omitempty"`
 	// AcceptServiceTraffic accepts Service traffic on a node whose firewall has a policy of
-	// DROP in filter INPUT. kube-proxy leaves it to the policy. Default true.
+	// DROP in filter INPUT. kube-proxy leaves it to the policy.
 	AcceptServiceTraffic *bool `json:"acceptServiceTraffic"`
 	// LocalMark is VALUE/MASK of the fwmarks that route internal clients to all
 	// endpoints under externalTrafficPolicy: Local: they have all bits of the value and
 	// none outside the mask. If it is off, internal clients get only the node-local
-	// endpoints, if there are any, as under kube-proxy. Default 0x9/0x3fff.
+	// endpoints, if there are any, as under kube-proxy.
 	LocalMark LocalMark `json:"localMark"`
 	// RemoteFallback uses endpoints of other nodes where kube-proxy's IPVS mode does although
 	// a traffic policy is Local and the node has none.
@@ -83,7 +48,6 @@ type KubeIPVSConfiguration struct {
 	UDPDrain bool `json:"udpDrain,omitempty"`
 	// DrainDeadline is how long TCP connections to a removed endpoint are kept that it does
 	// not answer any more. It does not apply to an endpoint that is still terminating.
-	// Default 15m.
 	DrainDeadline metav1.Duration `json:"drainDeadline"`
 	// ResetLostNodeConnections resets TCP connections to endpoints on an unreachable
 	// node if the Service has endpoints elsewhere, so that clients reconnect.
@@ -99,21 +63,21 @@ type KubeIPVSConfiguration struct {
 	Manifests string `json:"manifests,omitempty"`
 	// StateDir is a folder on this node that outlives the process but not a reboot. It
 	// stores the earlier values of kernel parameters for --cleanup, and the last valid
-	// content of invalid manifests. Default /run/kube-ipvs.
+	// content of invalid manifests.
 	StateDir string `json:"stateDir"`
 	// ServiceMetrics is the maximum number of Service ports with metrics of their
-	// connections, packets and bytes. Default 0: none.
+	// connections, packets and bytes. 0: none.
 	ServiceMetrics int `json:"serviceMetrics,omitempty"`
 	// ProbeBindAddress serves /livez, /readyz and /status to the kubelet's probes and
 	// to "kube-ipvs status". kube-proxy never uses this port, so it cannot answer in
-	// our place. Empty disables it. Default 127.0.0.1:10266.
+	// our place. Empty disables it.
 	ProbeBindAddress *string `json:"probeBindAddress"`
 }
 
 // SNATConfiguration configures how request and reply of masqueraded traffic stay on one
 // interface.
 type SNATConfiguration struct {
-	// Mode is auto, snat, fwmark or off. Default auto.
+	// Mode is auto, snat, fwmark or off.
 	Mode SNATMode `json:"mode"`
 	// Sources maps interfaces, by name or MAC address, to source addresses, at most one
 	// per family, of masqueraded traffic that leaves by the interface.
@@ -123,9 +87,9 @@ type SNATConfiguration struct {
 	// interface leave by it, through the gateway.
 	Gateways map[string][]string `json:"gateways,omitempty"`
 	// Mark is the mask of the bits that bind connections to interfaces for reply
-	// routing: n bits distinguish 2^n-1 interfaces. Default 0x3060.
+	// routing: n bits distinguish 2^n-1 interfaces.
 	Mark Mark `json:"mark"`
-	// Priority is the priority of the policy rules of reply routing. Default 480.
+	// Priority is the priority of the policy rules of reply routing.
 	Priority int `json:"priority"`
 }
 
@@ -134,16 +98,16 @@ type SNATConfiguration struct {
 // then route. auto for other VIPs claims the whole address, but pods and the node reach its other
 // ports on the device that has it. It claims an address of another node by port.
 type VIPConfiguration struct {
-	ClusterIPs    plan.ClaimMode `json:"clusterIPs"`    // address, route or auto; default address
-	LoadBalancers plan.ClaimMode `json:"loadBalancers"` // default auto
-	ExternalIPs   plan.ClaimMode `json:"externalIPs"`   // default auto; none: not claimed
-	// Ping makes VIPs answer ping. Default true.
+	ClusterIPs    plan.ClaimMode `json:"clusterIPs"`    // address, route or auto
+	LoadBalancers plan.ClaimMode `json:"loadBalancers"` // auto, port, address or route
+	ExternalIPs   plan.ClaimMode `json:"externalIPs"`   // likewise, or none: not claimed
+	// Ping makes VIPs answer ping.
 	Ping *bool `json:"ping"`
-	// Mark is the mask of the bits that packets for a claimed port carry. Default 0x4.
+	// Mark is the mask of the bits that packets for a claimed port carry.
 	Mark Mark `json:"mark"`
-	// Table is the routing table in which VIPs are local. Default 80080.
+	// Table is the routing table in which VIPs are local.
 	Table int `json:"table"`
-	// Priority is the priority of the policy rule that looks up Table. Default 98.
+	// Priority is the priority of the policy rule that looks up Table.
 	Priority int `json:"priority"`
 }
 
@@ -209,24 +173,4 @@ func (m *Mark) UnmarshalJSON(text []byte) error {
 		}
 	}
 	return m.Set(s)
-}
-
-// setOwnDefaults fills in unset fields.
-func setOwnDefaults(c *KubeIPVSConfiguration) {
-	c.TypeMeta = metav1.TypeMeta{APIVersion: OwnAPIVersion, Kind: OwnKind}
-	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
-	setDefault(&c.ProbeBindAddress, DefaultProbeBindAddress)
-	setDefault(&c.AcceptServiceTraffic, true)
-	c.DrainDeadline.Duration = cmp.Or(c.DrainDeadline.Duration, DefaultDrainDeadline)
-	c.SNAT.Mode = cmp.Or(c.SNAT.Mode, SNATMode(plan.SNATAuto))
-	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)
-	c.LocalMark = cmp.Or(c.LocalMark, DefaultLocalMark)
-	c.SNAT.Priority = cmp.Or(c.SNAT.Priority, DefaultReplyRulePriority)
-	c.VIPs.ClusterIPs = cmp.Or(c.VIPs.ClusterIPs, plan.ClaimAddress)
-	c.VIPs.LoadBalancers = cmp.Or(c.VIPs.LoadBalancers, plan.ClaimAuto)
-	c.VIPs.ExternalIPs = cmp.Or(c.VIPs.ExternalIPs, plan.ClaimAuto)
-	setDefault(&c.VIPs.Ping, true)
-	c.VIPs.Mark = cmp.Or(c.VIPs.Mark, DefaultClaimMark)
-	c.VIPs.Table = cmp.Or(c.VIPs.Table, DefaultClaimTable)
-	c.VIPs.Priority = cmp.Or(c.VIPs.Priority, DefaultClaimRulePriority)
 }

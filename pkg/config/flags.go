@@ -4,8 +4,6 @@ import (
 	"github.com/spf13/pflag"
 
 	cliflag "k8s.io/component-base/cli/flag"
-
-	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 func newFlagSet() *pflag.FlagSet { return pflag.NewFlagSet("", pflag.ContinueOnError) }
@@ -28,7 +26,8 @@ func (o *Options) generalFlags() *pflag.FlagSet {
 	return fs
 }
 
-// ownFlags set what kube-proxy does not have.
+// ownFlags set what kube-proxy does not have: the flags of settings, and those without a field in the
+// document. --drain-lost-nodes is the opposite of another flag, so it sets that one's field; see overOwn.
 func (o *Options) ownFlags() *pflag.FlagSet {
 	fs := newFlagSet()
 	fs.AddFlagSet(o.flags.document)
@@ -36,58 +35,8 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"Sync once and exit; exit non-zero if anything could not be programmed.")
 	fs.BoolVar(&o.action.dryRun, "dry-run", false,
 		"With --once: print the changes to the kernel without making them.")
-	fs.StringSliceVar(&o.sources, "snat-source", nil,
-		"IFACE=ADDRESS: source address of masqueraded traffic that leaves by the interface, which is given by name or MAC address. Can be repeated.")
-	fs.StringSliceVar(&o.gateways, "reply-gateway", nil,
-		"IFACE=GATEWAY: gateway of the network of an interface, which is given by name or MAC address. Replies to clients that enter by the interface leave by it. For nodes with several interfaces and no policy routes. Can be repeated.")
 	fs.BoolVar(&o.drainLostNodes, "drain-lost-nodes", true, "The opposite of --reset-lost-node-connections.")
 	deprecate(fs, "drain-lost-nodes", "use --reset-lost-node-connections")
-	return fs
-}
-
-// documentFlags returns the flags that set fields of a document. The defaults are the fields'
-// values, which stay as they are.
-func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
-	fs := newFlagSet()
-	fs.StringVar(&c.Compat, "compat", c.Compat, compatUsage)
-	fs.StringVar(&c.Manifests, "manifests", c.Manifests,
-		"Folder of YAML and JSON manifests (Service, EndpointSlice, Node) to read and watch instead of an API server.")
-	fs.StringVar(&c.StateDir, "state-dir", c.StateDir,
-		"Folder on this node that stores the earlier values of kernel parameters for --cleanup, and the last valid content of invalid manifests.")
-	fs.IntVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics,
-		"Maximum number of Service ports, in order of namespace and name, with metrics of their connections, packets and bytes. 0: none.")
-	fs.StringVar(c.ProbeBindAddress, "probe-bind-address", *c.ProbeBindAddress,
-		"IP address and port that serve /livez and /readyz for the kubelet's probes, and /status for \"kube-ipvs status\". Differs from kube-proxy's ports, so that kube-proxy cannot answer. Empty: disabled.")
-	fs.StringVar((*string)(&c.SNAT.Mode), "snat-mode", string(c.SNAT.Mode),
-		"How request and reply of masqueraded traffic stay on one interface, on nodes that have several. snat: by the source address; fwmark: by reply routing, which marks connections; auto: snat where a source address is known, else fwmark; off: not at all, as under kube-proxy.")
-	fs.BoolVar(&c.MasqueradeExternalLocal, "masquerade-external-local", c.MasqueradeExternalLocal,
-		"Also masquerade external traffic under externalTrafficPolicy: Local, for pods whose replies would bypass the node. The Service annotation "+service.AnnotationMasquerade+" does so for one Service.")
-	fs.BoolVar(c.AcceptServiceTraffic, "accept-service-traffic", *c.AcceptServiceTraffic,
-		"Accept Service traffic on a node whose firewall has a policy of DROP in filter INPUT. kube-proxy leaves it to the policy.")
-	fs.StringVar((*string)(&c.LocalMark), "local-mark", string(c.LocalMark),
-		"VALUE/MASK of the fwmarks that route internal clients to all endpoints under externalTrafficPolicy: Local. off: internal clients get only the node-local endpoints, if there are any, as under kube-proxy.")
-	fs.BoolVar(&c.RemoteFallback, "remote-fallback", c.RemoteFallback,
-		"Use endpoints of other nodes where kube-proxy's IPVS mode does although a traffic policy is Local and the node has no endpoint: for external clients, instead of dropping them, and at cluster IPs of Services that are reachable from outside, instead of refusing connections.")
-	fs.BoolVar(&c.UDPDrain, "udp-drain", c.UDPDrain,
-		"Keep established UDP flows of an endpoint that is terminating and still serving.")
-	fs.DurationVar(&c.DrainDeadline.Duration, "drain-deadline", c.DrainDeadline.Duration,
-		"How long TCP connections to a removed endpoint are kept that it does not answer any more. Does not apply while the endpoint is terminating.")
-	fs.BoolVar(&c.ResetLostNodeConnections, "reset-lost-node-connections", c.ResetLostNodeConnections,
-		"Reset TCP connections to endpoints on unreachable nodes if the Service has endpoints elsewhere. kube-proxy keeps them.")
-	fs.BoolVar(&c.TimeoutsFromConntrack, "timeouts-from-conntrack", c.TimeoutsFromConntrack,
-		"Make IPVS keep connections as long as connection tracking does, unless --ipvs-tcp-timeout or --ipvs-udp-timeout is set.")
-	fs.Var(&c.SNAT.Mark, "reply-mark", "Mask of the bits that bind connections to interfaces for reply routing; n bits distinguish 2^n-1 interfaces.")
-	fs.IntVar(&c.SNAT.Priority, "reply-rule-priority", c.SNAT.Priority,
-		"Priority of the policy rules of reply routing.")
-	fs.StringVar((*string)(&c.VIPs.ClusterIPs), "claim-cluster-ips", string(c.VIPs.ClusterIPs),
-		"How cluster IPs are claimed, so that their packets reach IPVS. address: as addresses of kube-ipvs0; route: by local routes; auto: address up to 1,000 Services, then route.")
-	fs.StringVar((*string)(&c.VIPs.LoadBalancers), "claim-load-balancers", string(c.VIPs.LoadBalancers),
-		"How LoadBalancer IPs are claimed. auto: the whole address, as under kube-proxy, except that pods and the node reach ports without a Service on the device that has the address; port: only the ports of Services; address: the whole address, on kube-ipvs0; route: the whole address, by local routes. The Service annotation "+service.AnnotationIPMode+": Proxy leaves the IPs of one Service to the cloud.")
-	fs.StringVar((*string)(&c.VIPs.ExternalIPs), "claim-external-ips", string(c.VIPs.ExternalIPs), "How external IPs are claimed: auto, port, address or route, as for --claim-load-balancers; none: not served.")
-	fs.BoolVar(c.VIPs.Ping, "vip-ping", *c.VIPs.Ping, "Make VIPs answer ping. Otherwise ping is rejected, as ports without a Service are.")
-	fs.Var(&c.VIPs.Mark, "claim-mark", "Mark of packets to Service ports of VIPs that are claimed by port, and of packets to ports that are left to another device.")
-	fs.IntVar(&c.VIPs.Table, "claim-table", c.VIPs.Table, "Routing table of VIPs that are claimed by port.")
-	fs.IntVar(&c.VIPs.Priority, "claim-rule-priority", c.VIPs.Priority, "Priority of the policy rule that looks up --claim-table.")
 	return fs
 }
 

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -24,15 +25,13 @@ type Options struct {
 	master, hostnameOverride  string
 	healthzPort, metricsPort  int32
 
-	proxy   proxyv1alpha1.KubeProxyConfiguration // bound to flags
-	own     KubeIPVSConfiguration                // bound to flags
-	sources []string                             // --snat-source
-
-	gateways []string // --reply-gateway
+	proxy proxyv1alpha1.KubeProxyConfiguration // bound to flags
+	own   KubeIPVSConfiguration                // bound to flags
 
 	drainLostNodes bool // --drain-lost-nodes
 
-	flags flagGroups
+	flags  flagGroups
+	fields map[string]string // paths of the fields that flags set, by flag
 }
 
 // flagGroups sorts the flags by how the configuration file affects them.
@@ -60,6 +59,7 @@ func NewOptions() *Options {
 	}
 	o.flags.own = o.ownFlags()
 	logsapi.AddFlags(&o.proxy.Logging, o.flags.logging)
+	o.fields = o.flagFields()
 	return o
 }
 
@@ -94,12 +94,6 @@ func (o *Options) Complete() (Config, error) {
 		return Config{}, err
 	}
 	b := builder{path: o.path, proxy: proxy, own: own, notices: append(notices, o.ignoredNotices()...)}
-	if o.fromFlags("snat-source") {
-		own.SNAT.Sources = b.interfaceFlags(b.path("snat-source", "snat.sources"), "ADDRESS", o.sources)
-	}
-	if o.fromFlags("reply-gateway") {
-		own.SNAT.Gateways = b.interfaceFlags(b.path("reply-gateway", "snat.gateways"), "GATEWAY", o.gateways)
-	}
 	c := b.config()
 	c.Source.Master = b.master(o.master)
 	c.Plan.NodeName = b.nodeName(o.Hostname)
@@ -113,16 +107,37 @@ func (o *Options) Complete() (Config, error) {
 	return c, nil
 }
 
-// path names a setting as it was written: as a flag, or as a field of the file.
-func (o *Options) path(flag, fieldPath string) *field.Path {
+// path names a setting as it was written: as a flag, or as a field of the file. It takes the name
+// of the flag.
+func (o *Options) path(flag string) *field.Path {
 	if o.configFile == "" || o.set(flag) && o.flags.proxy.Lookup(flag) == nil {
 		return field.NewPath("--" + flag)
 	}
-	return field.NewPath(o.configFile + ": " + fieldPath)
+	return field.NewPath(o.configFile + ": " + o.fields[flag])
 }
 
-// fromFlags reports whether a setting is that of its flag and not that of the file.
-func (o *Options) fromFlags(flag string) bool { return o.configFile == "" || o.set(flag) }
+// flagFields returns the paths of the fields that flags set, by flag.
+func (o *Options) flagFields() map[string]string {
+	// The values of these flags do not show which field they set.
+	out := map[string]string{
+		"nodeport-addresses": "nodePortAddresses",
+		"ipvs-exclude-cidrs": "ipvs.excludeCIDRs",
+		"feature-gates":      "featureGates",
+		"hostname-override":  "hostnameOverride",
+		"logging":            "logging", // all flags of logging
+	}
+	own := fieldPaths(&o.own)
+	for _, s := range settings {
+		out[s.name()] = own[fieldOf(s, &o.own)]
+	}
+	proxy := fieldPaths(&o.proxy)
+	o.flags.proxy.VisitAll(func(f *pflag.Flag) {
+		if path, ok := proxy[reflect.ValueOf(f.Value).Pointer()]; ok {
+			out[f.Name] = path
+		}
+	})
+	return out
+}
 
 // documents returns both documents with defaults and with the flags that apply.
 func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSConfiguration, []string, error) {

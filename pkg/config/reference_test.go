@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -85,18 +84,7 @@ func TestDocumentFlags(t *testing.T) {
 	setOwnDefaults(&document)
 	o := NewOptions()
 	documentFlags(&document).VisitAll(func(f *pflag.Flag) {
-		value := "another"
-		switch f.Value.Type() {
-		case "bool":
-			value = strconv.FormatBool(f.DefValue != "true")
-		case "int":
-			value = "7"
-		case "duration":
-			value = "7s"
-		case "string":
-		default:
-			value = "0x70"
-		}
+		value := another(f)
 		if err := errors.Join(f.Value.Set(value), o.flags.document.Set(f.Name, value)); err != nil {
 			t.Errorf("%s: %v", f.Name, err)
 		}

@@ -125,23 +125,6 @@ func (b *builder) absolute(path *field.Path, s string) string {
 	return s
 }
 
-// interfaceFlags reads pairs of an interface and an address.
-func (b *builder) interfaceFlags(path *field.Path, address string, values []string) map[string][]string {
-	if len(values) == 0 {
-		return nil
-	}
-	out := map[string][]string{}
-	for _, s := range values {
-		name, addr, ok := strings.Cut(s, "=")
-		if !ok || name == "" || addr == "" {
-			b.invalid(path, s, "must be IFACE="+address+", such as eth1=10.0.0.1")
-			continue
-		}
-		out[name] = append(out[name], addr)
-	}
-	return out
-}
-
 // byInterface reads the addresses of each interface, at most one per family, by routing.LinkKey.
 func (b *builder) byInterface(path *field.Path, values map[string][]string, linkLocal bool) map[string][]netip.Addr {
 	if len(values) == 0 {

@@ -11,7 +11,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
-	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
 // A packet for a VIP reaches IPVS only if the VIP is local. All ports of a local VIP
@@ -153,74 +152,10 @@ func addClaimRules(plan *NodePlan, cfg *Config, n *Node, family ip.Family) {
 	}
 }
 
-// ciliumMagic are the bits of Cilium's marks that say what such a mark is: 0xf00 for the identity of a
-// pod, whose other bits are arbitrary. Cilium's programs in the kernel set these marks; no rule shows
-// them.
-const ciliumMagic = 0xf00
-
-// skipLocalMask returns the mask with which packets skip table local.
-func (c *Config) skipLocalMask() uint32 {
-	return c.sharedVIPMask() | ciliumMagic&^(c.MasqueradeMark|c.SNAT.Mark)
-}
-
-// addSharedSysctls makes the reverse-path check of outer interfaces use the mark.
-// Otherwise it treats packets from a local VIP as martian. If this process cannot set
-// parameters, --init-only or the administrator must; otherwise pods and the node get no
-// replies from the other device.
-func addSharedSysctls(plan *NodePlan, cfg *Config, n *Node) {
-	if n.ReadOnly || !slices.Contains(cfg.Families, ip.IPv4) || !cfg.routesDevicePorts(n, ip.IPv4) {
-		return
-	}
-	for _, link := range outerLinks(cfg, n, ip.IPv4) {
-		plan.Sysctls[sysctl.LinkKey(ip.IPv4, link, "src_valid_mark")] = "1"
-	}
-}
-
-// sharedVIPMask returns the mask that identifies a packet for another device's port. It
-// includes the bits that every fwmark of a Service has, so that no such fwmark matches.
-func (c *Config) sharedVIPMask() uint32 { return c.VIPs.Mark | c.LocalMark.Value }
-
-// deviceMark returns the mark of packets that arrive from the device that shares a VIP
-// with this node. A fwmark of a Service has all bits of LocalMark.Value; this mark has
-// only one of them, so it is distinct without using another bit. If the value has fewer than two
-// bits, packets in both directions have the same mark.
-func (c *Config) deviceMark() uint32 {
-	v := c.LocalMark.Value
-	if v&(v-1) == 0 {
-		return c.VIPs.Mark
-	}
-	return c.VIPs.Mark | v&-v
-}
-
 // claimsPorts reports whether a VIP is claimed by port, be it by an earlier configuration whose claims
 // still exist. If u is nil (all sets), it reports whether the configuration allows such claims.
 func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
 	return (u != nil || c.VIPs.mayClaimPorts()) && u.Has(PortVIPs, f)
-}
-
-// sharesVIPs reports the same as claimsPorts for shared VIPs.
-func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
-	return (u != nil || c.VIPs.mayShare()) && u.Has(SharedVIPs, f)
-}
-
-// routesDevicePorts reports whether packets for ports of other devices leave the node.
-func (c *Config) routesDevicePorts(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && !n.postpones(DemandedVIPs, f) && !c.claimMarkTaken(n, f)
-}
-
-// hasDevicePortPlaceholders reports whether placeholder rules match these packets; see Demands.
-func (c *Config) hasDevicePortPlaceholders(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && n.hasPlaceholders(DemandedVIPs, f) && !c.claimMarkTaken(n, f)
-}
-
-// claimMarkTaken reports whether another program uses a mark with which packets would skip table
-// local. Its packets would not reach the node any more, so these ports are then refused, as under
-// kube-proxy. ruleConflicts and markConflicts warn about it.
-func (c *Config) claimMarkTaken(n *Node, f ip.Family) bool {
-	return n.foreignMark(f, func(mark uint32) bool {
-		bits := mark & c.sharedVIPMask()
-		return bits == c.VIPs.Mark || bits == c.deviceMark()
-	})
 }
 
 // foreignMark reports whether a rule of iptables or nftables, or a policy rule, of another program
@@ -392,138 +327,4 @@ func (r *ruleset) pingRules() []nat.Rule {
 		rules = append(rules, rule("ping is answered", "-i "+link+" "+r.echoRequest()+" "+r.match(PortVIPs, "dst"), "REDIRECT"))
 	}
 	return rules
-}
-
-// sharedVIPs lets packets from pods and the node to a port of a shared VIP leave the
-// node if no Service has that port. The mark skips table local, see addClaimRules.
-// External clients are refused. ICMP stays local, since it has no port, and so do
-// replies to the node's own requests, whose source is the VIP if the endpoint is on
-// this node:
-//
-//	-A PREROUTING, OUTPUT -m conntrack --ctdir ORIGINAL -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-FOREIGN
-//	-A KUBE-IPVS-FOREIGN -i eth0 -j RETURN     (each outer interface)
-//	-A KUBE-IPVS-FOREIGN -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (external and cluster IPs alike)
-//	-A KUBE-IPVS-FOREIGN -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j RETURN
-//	-A KUBE-IPVS-FOREIGN ! -p icmp -j MARK --set-xmark 0x4/0xd
-//
-// Packets from the device have the VIP as their source. The reverse-path check would drop
-// them, because the VIP is local. Those to pods get the same mark. Those to the node are replies
-// or probes (kubernetes#79783). Their connections are recognized by connmark. They get the device
-// mark, with which only the reverse-path check skips table local. The node's replies to probes
-// leave the node:
-//
-//	-A KUBE-IPVS-FOREIGN -m addrtype --src-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x4/0xd
-//	-A PREROUTING, OUTPUT -m connmark --mark 0x4/0xd -m conntrack --ctdir REPLY -j KUBE-IPVS-PROBED
-//	-A KUBE-IPVS-PROBED -j MARK --set-xmark 0x4/0xd
-//	-A PREROUTING -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j KUBE-IPVS-DEVICE
-//	-A KUBE-IPVS-DEVICE -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x4/0xd
-//	-A KUBE-IPVS-DEVICE -m connmark --mark 0x4/0xd -j MARK --set-xmark 0x5/0xd
-//	-A KUBE-IPVS-DEVICE -m connmark ! --mark 0x4/0xd -j MARK --set-xmark 0x4/0xd
-//
-// If another program insists on the head of mangle PREROUTING and accepts packets of
-// established connections there, as Calico's Felix does by default, these jumps are not
-// written (nat.Jump.Sees). Otherwise requests would leave the node, and replies to them
-// would be dropped. Without the jumps, these ports are refused, as under kube-proxy.
-//
-// The node's own packets may have the VIP as their source. They get one that
-// replies can return to. Packets to other addresses with this mark are another program's, and keep
-// theirs:
-//
-//	nat -A KUBE-POSTROUTING -m mark --mark 0x4/0xd -m addrtype --src-type LOCAL -m set --match-set KUBE-IPVS-SHARED-IPS dst -j MASQUERADE
-//
-// All of these are written on demand; see sharedVIPPlaceholders.
-func (r *ruleset) sharedVIPs(n *Node) {
-	if !r.cfg.routesDevicePorts(n, r.family) {
-		return
-	}
-	const comment = "kubernetes ports of other devices"
-	mask := r.cfg.sharedVIPMask()
-	leaves := fmt.Sprintf("%#x/%#x", r.cfg.VIPs.Mark, mask)
-	probed := "-m connmark --mark " + leaves + " -m conntrack --ctdir REPLY"
-	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
-		r.jumpForAll(hook, "-m conntrack --ctdir ORIGINAL "+r.match(SharedVIPs, "dst"), chainForeign, comment)
-		r.jumpForAll(hook, probed, "KUBE-IPVS-PROBED", comment)
-	}
-	for _, link := range r.outerLinks {
-		r.jumpForAll("PREROUTING", "-i "+link+" "+r.match(SharedVIPs, "src"), "KUBE-IPVS-DEVICE", comment)
-	}
-	rules := r.skipExternal()
-	// Any Service may name another Service's cluster IP as its external IP.
-	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, ClusterIP) {
-		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
-	}
-	if r.uses(HealthCheckPort) {
-		rules = append(rules, rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst"), "RETURN"))
-	}
-	r.chain(nat.Mangle, chainForeign, append(rules,
-		nat.Rule("-m addrtype --src-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves),
-		rule("leaves the node", "! "+r.icmp(), "MARK --set-xmark "+leaves))...)
-	r.chain(nat.Mangle, "KUBE-IPVS-PROBED", nat.Rule("-j MARK --set-xmark "+leaves))
-	r.chain(nat.Mangle, "KUBE-IPVS-DEVICE",
-		nat.Rule("-m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves),
-		nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %#x/%#x", leaves, r.cfg.deviceMark(), mask)),
-		nat.Rule(fmt.Sprintf("-m connmark ! --mark %[1]s -j MARK --set-xmark %[1]s", leaves)))
-}
-
-// jumpForAll is jumpFirst for a mangle chain that marks all packets of a connection or none.
-func (r *ruleset) jumpForAll(from, match, to, comment string) {
-	r.jumpFirst(nat.Mangle, from, match, to, comment)
-	r.lastJump().Sees = r.key(nat.Mangle, "PREROUTING")
-}
-
-// sharedVIPPlaceholders returns the placeholder rules for sharedVIPs, whose rules make each packet of
-// the node more expensive: policy rules alone cost 10,800 instructions of a connection and 2,100
-// of a round trip. The client's next attempt leaves the node:
-//
-//	-A KUBE-IPVS-NO-PORT ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-DEMAND
-//	-A KUBE-IPVS-DEMAND -i eth0 -j RETURN     (each outer interface)
-//	-A KUBE-IPVS-DEMAND -j SET --add-set KUBE-IPVS-DEMAND-IPS dst
-//	-A KUBE-IPVS-DEMAND -j DROP
-func (r *ruleset) sharedVIPPlaceholders(n *Node) []nat.Rule {
-	if !r.cfg.hasDevicePortPlaceholders(n, r.family) {
-		return nil
-	}
-	rules := r.skipExternal()
-	r.chain(nat.Filter, chainDemand, append(rules,
-		rule("rules are written on demand", "", r.addTo(DemandedVIPs, "dst")),
-		rule("the client sends it again", "", "DROP"))...)
-	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" "+r.match(SharedVIPs, "dst"), chainDemand)}
-}
-
-// probePlaceholders returns the placeholder rules of KUBE-SERVICES for sharedVIPs. They match when
-// the device connects to this node with the VIP as its source (kubernetes#79783). The
-// reverse-path check then drops the packet:
-//
-//	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-DEMAND-IPS src     (each outer interface)
-func (r *ruleset) probePlaceholders(n *Node) []nat.Rule {
-	if !r.cfg.hasDevicePortPlaceholders(n, r.family) {
-		return nil
-	}
-	var rules []nat.Rule
-	for _, link := range r.outerLinks {
-		rules = append(rules, rule("rules are written on demand", "-i "+link+" "+r.match(SharedVIPs, "src"), r.addTo(DemandedVIPs, "src")))
-	}
-	return rules
-}
-
-// sharedVIPSource returns the KUBE-POSTROUTING rule that sharedVIPs shows. If rules are
-// written on demand, it also returns a rule for the node's own first packet. That packet is
-// routed to lo with the VIP as its source, which its conntrack entry would keep. If it is
-// masqueraded there, the kernel deletes the entry once the connection leaves by another
-// interface (nf_nat_oif_changed):
-//
-//	nat -A KUBE-POSTROUTING -o lo ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j MASQUERADE
-//
-// Both rules exist before and after the demand, because packets arrive while the tables are
-// being written.
-func (r *ruleset) sharedVIPSource(n *Node) []nat.Rule {
-	if !r.cfg.sharesVIPs(r.sets, r.family) {
-		return nil
-	}
-	var rules []nat.Rule
-	if n.OnDemand {
-		rules = append(rules, rule("forgotten when it leaves the node", "-o lo ! "+r.icmp()+" "+r.match(SharedVIPs, "dst"), "MASQUERADE --random-fully"))
-	}
-	match := fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL %s", r.cfg.VIPs.Mark, r.cfg.sharedVIPMask(), r.match(SharedVIPs, "dst"))
-	return append(rules, rule("source may be a VIP", match, "MASQUERADE --random-fully"))
 }

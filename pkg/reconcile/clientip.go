@@ -36,6 +36,7 @@ var clientIPSetOf = func() map[string]string {
 // node ports of an owner, in client IP sets and in plan.Local. They must change in order with the real
 // servers. Prune, which compares all members, would be too late: the virtual servers have changed
 // by then.
+//
 // Members of plan.Local wait for Prune while rules of another configuration serve: those may not
 // masquerade internal clients at the virtual server of the address.
 func (t *serviceTables) setFoundDirty(o *ownedState) {

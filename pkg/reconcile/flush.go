@@ -49,7 +49,7 @@ func (r *Reconciler) flush() Problems {
 		f.flushNode()
 		r.noteOmissions(time.Now())
 	}
-	if !f.waitsForPrune() {
+	if f.ns.stage() != holding {
 		f.flushTables()
 	}
 	r.noteRefused(f.problems)
@@ -94,7 +94,7 @@ func (f *flush) flushServers() {
 
 // flushVIPs claims VIPs, and then releases those that are not desired.
 func (f *flush) flushVIPs() {
-	added, removed := f.vips.due(f.otherRulesServe())
+	added, removed := f.vips.due(f.ns.stage())
 	f.vips.change(added, true)
 	if len(added)+len(removed) > 0 {
 		f.members.add() // those that waited for a claim

@@ -203,22 +203,23 @@ func Concerns(cfg *plan.Config) func(nat.Chain) bool {
 
 // flushNode reconciles the sections, each before those that depend on it: rules match sets,
 // and a mark has no effect before its policy rule exists. The policy rules of an earlier
-// configuration stay as long as its chains, which set the marks. While otherRulesServe, only the
-// chains of mangle are written.
+// configuration stay as long as its chains, which set the marks. The chains wait while others' rules
+// serve; see stage. Those of mangle do not if a Service is known: an address must not have all
+// endpoints before they direct external clients to the node-local ones.
 func (f *flush) flushNode() {
 	before := len(f.problems)
 	f.flushAll(f.ns.sysctls(), f.ns.link(), f.ns.setSection(), f.ns.gatewaysToAdd(), f.ns.rulesToAdd())
 	f.ns.kernel.Routing.Guard(f.ns.node.Rules)
 	f.flushAll(f.ns.loopback())
 	f.detectCurrentRules()
-	if f.otherRulesServe() {
-		if f.t.owned.Len() > 0 && !f.waitsForPrune() {
+	if s := f.ns.stage(); s.othersServe() {
+		if f.t.owned.Len() > 0 && s == beside {
 			f.flushAll(f.ns.mangle()...)
 		}
 	} else {
-		f.members.add() // those that the rules need: the node's own and, after waitsForPrune, all
+		f.members.add() // those that the rules need: the node's own and, after holding, all
 		f.vips.claimAgain(f.ns.staleRoutes)
-		if !f.t.pruning {
+		if s == adding {
 			// A killed process may have left placeholder rules, which drop packets that need
 			// rules of table mangle. They stay until those are written.
 			f.flushAll(f.ns.mangle()...)

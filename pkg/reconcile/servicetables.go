@@ -30,6 +30,7 @@ type serviceTables struct {
 	flows     flows
 	drainer   drainer
 
+	// These determine the stage.
 	foundServers bool // Load found virtual servers of ours or kube-proxy's
 	rulesCurrent bool // the rules in the kernel are the plan's, no earlier ones; see detectCurrentRules
 	pruning      bool // Prune was called: all Services are known, so undesired state is deleted

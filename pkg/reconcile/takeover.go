@@ -11,34 +11,66 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// otherRulesServe reports whether existing rules must stay until every Service is
-// programmed: kube-proxy's, or those of another version or configuration of ours. kube-proxy's
-// rules of iptables mode are the only path to endpoints. Those of IPVS mode match sets that we
-// do not fill, while our rules match sets that are still empty: new connections would not be
-// masqueraded. Without such rules, ours are written first. In nftables mode kube-proxy's table
-// stays beside our rules until then.
-func (f *flush) otherRulesServe() bool {
-	if f.t.pruning || f.t.rulesCurrent {
-		return false
+// stage says what a flush may write. Until Prune, some Services are not known yet, and rules of
+// another program or configuration may serve them: those of kube-proxy, or of another version or
+// configuration of ours. The node keeps serving in each stage:
+//
+//	stage     rules in the kernel                     virtual servers, members, VIPs   our rules
+//	holding   others', with virtual servers           wait                             wait
+//	beside    others', of iptables mode or without    are added and updated            only those of mangle
+//	adding    the plan's, or none                     are added and updated            are written
+//	settled   the plan's                              undesired ones are deleted too   are written
+//
+// A node without rules is in stage adding at once, and so is one whose rules are the plan's
+// (detectCurrentRules): an earlier process of this version and configuration wrote them. Prune begins
+// stage settled, once all Services have been planned.
+//
+// Two kinds of state do not depend on the stage. Sysctls, the link, sets, and policy rules and routes
+// that are missing are added in each. kube-proxy's nftables tables, and rules in the other iptables
+// back end, stay beside ours until stage settled (deleteReplaced).
+type stage int
+
+const (
+	// holding: kube-proxy's rules of IPVS mode, or those of another version or configuration, serve
+	// the virtual servers in the kernel. They match only sets that had members, because both kube-proxy
+	// and we write a rule once its set has one. So connections to the first Service of a kind, or to
+	// the other endpoints after externalTrafficPolicy changed, would not be masqueraded. Ours match
+	// sets that kube-proxy does not fill.
+	holding stage = iota
+	// beside: kube-proxy's rules of iptables mode are the only path to endpoints. They translate
+	// packets before IPVS sees them, so virtual servers may be added beside them. The same applies to
+	// any rules on a node without virtual servers.
+	beside
+	adding
+	settled
+)
+
+// othersServe reports whether rules that are not the plan's must stay.
+func (s stage) othersServe() bool { return s < adding }
+
+// stage returns the current stage.
+func (ns *nodeSections) stage() stage {
+	usesIPTablesMode := func(family ip.Family) bool { return ns.cached.successor(family) == &iptablesMode }
+	switch {
+	case ns.pruning:
+		return settled
+	case ns.rulesCurrent || !ns.hasServicesChain():
+		return adding
+	case ns.foundServers && !slices.ContainsFunc(ip.Families, usesIPTablesMode):
+		return holding
 	}
-	for family := range f.ns.kernel.NAT {
-		if len(f.ns.cached.nat[family].Chains[servicesChain(family)]) > 0 || len(f.ns.cached.leftovers.nat[family].Chains[servicesChain(family)]) > 0 {
+	return beside
+}
+
+// hasServicesChain reports whether the chain where kube-proxy's and our rules begin exists, in either
+// iptables back end.
+func (ns *nodeSections) hasServicesChain() bool {
+	for family := range ns.kernel.NAT {
+		if len(ns.cached.nat[family].Chains[servicesChain(family)]) > 0 || len(ns.cached.leftovers.nat[family].Chains[servicesChain(family)]) > 0 {
 			return true
 		}
 	}
 	return false
-}
-
-// waitsForPrune reports whether the virtual servers, members and VIPs in the kernel stay as they
-// are until every Service is known, because other rules serve them. Those rules match only sets that
-// had members, because both kube-proxy and we write a rule once its set has one. So connections to
-// the first Service of a kind, or to the other endpoints after externalTrafficPolicy changed, would
-// not be masqueraded. Prune follows within moments; then all members are added, the rules are
-// replaced, and the virtual servers change. In iptables mode kube-proxy's rules translate packets
-// before IPVS sees them, so the virtual servers are added beside them.
-func (f *flush) waitsForPrune() bool {
-	iptables := func(family ip.Family) bool { return f.ns.cached.successor(family) == &iptablesMode }
-	return f.t.foundServers && f.otherRulesServe() && !slices.ContainsFunc(ip.Families, iptables)
 }
 
 // servicesChain returns the chain where our rules begin, as kube-proxy's do in iptables and
@@ -75,7 +107,7 @@ func (ns *nodeSections) rulesWritten(family ip.Family) bool {
 
 // hasDeferredRemovals reports whether a removal waits until every Service is served.
 func (f *flush) hasDeferredRemovals() bool {
-	return f.otherRulesServe() || len(f.ns.cached.kubeProxy) > 0 || differences(f.ns.leftovers()) > 0 || len(f.ns.staleRoutes) > 0
+	return f.ns.stage().othersServe() || len(f.ns.cached.kubeProxy) > 0 || differences(f.ns.leftovers()) > 0 || len(f.ns.staleRoutes) > 0
 }
 
 // routesToDelete are the routes of an earlier configuration. They are deleted once every VIP

@@ -67,7 +67,7 @@ type vipWriter struct {
 
 // due returns the VIPs to claim, except blocked ones, and those to release. A VIP whose claim
 // changes stays local all the time; see claims.go.
-func (w *vipWriter) due(otherRulesServe bool) (added, removed []*vipRecord) {
+func (w *vipWriter) due(s stage) (added, removed []*vipRecord) {
 	lackMembers, lackServers := w.lacking()
 	blocked := func(v *vipRecord) bool {
 		return lackMembers[v.key.Addr] || lackServers[v.key.Addr] && !w.hasServer(v)
@@ -78,7 +78,7 @@ func (w *vipWriter) due(otherRulesServe bool) (added, removed []*vipRecord) {
 			w.t.vips.setClean(v)
 		case v.exists:
 			removed = append(removed, v)
-		case !blocked(v) && (w.t.pruning || !w.t.vips.keepsClaim(v.key.Addr, otherRulesServe)):
+		case !blocked(v) && !w.t.vips.keepsClaim(v.key.Addr, s):
 			added = append(added, v)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -30,7 +31,7 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 		Long:          "kube-ipvs replaces kube-proxy on every node. It watches Services and EndpointSlices,\nfrom an API server or a folder of manifests, and programs IPVS, IP sets and iptables\nso that the node serves the Services.\n\nIts commands show the state of the node and explain it.",
 		SilenceUsage:  true,
 		SilenceErrors: true, // cli.Run prints the error
-		Args:          cobra.NoArgs,
+		Args:          noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asked := cmd.Flag("version"); asked.Value.String() == "true" {
 				return printVersion(cmd.OutOrStdout())
@@ -54,6 +55,12 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 	}
 	helpBelow(cmd)
 	return cmd
+}
+
+// noArgs rejects arguments, except empty ones. As under kube-proxy, a template of a manifest may pass
+// the empty value of a variable.
+func noArgs(cmd *cobra.Command, args []string) error {
+	return cobra.NoArgs(cmd, slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "" }))
 }
 
 // commandNames are the names of the subcommands. They distinguish a process that runs

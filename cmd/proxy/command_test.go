@@ -29,6 +29,17 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+// TestEmptyArguments: kube-proxy ignores them.
+func TestEmptyArguments(t *testing.T) {
+	keep := func(context.Context, config.Config) error { return nil }
+	if err := called(t, keep, nil, "--hostname-override=node1", "", "--cluster-cidr=10.244.0.0/16", ""); err != nil {
+		t.Error(err)
+	}
+	if err := called(t, keep, nil, "--hostname-override=node1", "", "more"); err == nil || !strings.Contains(err.Error(), `"more"`) {
+		t.Errorf("%v does not name the argument", err)
+	}
+}
+
 // Pages that Kubernetes has behind feature gates need the same gates here.
 func TestPages(t *testing.T) {
 	configured := func(args ...string) (cfg config.Config) {

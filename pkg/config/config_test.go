@@ -161,6 +161,18 @@ func TestFlags(t *testing.T) {
 		}},
 		{"--bind-address=fd00::1", func(c *Config) { c.Plan.NodeAddress = netip.MustParseAddr("fd00::1") }},
 		{"--bind-address=::", func(*Config) {}},
+		// kube-proxy reads leading zeros as decimal, and IPv4-mapped IPv6 as IPv4.
+		{"--bind-address=010.0.0.01", func(c *Config) { c.Plan.NodeAddress = netip.MustParseAddr("10.0.0.1") }},
+		{"--bind-address=::ffff:10.0.0.1", func(c *Config) { c.Plan.NodeAddress = netip.MustParseAddr("10.0.0.1") }},
+		{"--healthz-bind-address=127.000.000.001:010 --metrics-bind-address=010.0.0.1", func(c *Config) {
+			c.Healthz, c.Metrics = netip.MustParseAddrPort("127.0.0.1:10"), netip.MustParseAddrPort("10.0.0.1:10249")
+		}},
+		{"--nodeport-addresses=010.0.0.0/8,::ffff:11.0.0.0/104", func(c *Config) {
+			c.Plan.NodePortAddresses.Prefixes = []netip.Prefix{pfx("10.0.0.0/8"), pfx("11.0.0.0/8")}
+		}},
+		{"--cluster-cidr=010.244.0.0/16", func(c *Config) {
+			c.Plan.LocalTraffic, c.Notices = plan.LocalTraffic{Mode: plan.DetectClusterCIDR, CIDRs: []netip.Prefix{pfx("10.244.0.0/16")}}, nil
+		}},
 		{"--bind-address=127.0.0.1", func(*Config) {}},
 		{"--bind-address=", func(*Config) {}},
 		{"--proxy-mode=ipvs", func(*Config) {}},
@@ -318,7 +330,8 @@ func TestFlagErrors(t *testing.T) {
 		{"--iptables-masquerade-bit=32", []string{"--iptables-masquerade-bit: Invalid value: 32: must be from 0 to 31"}},
 		{"--iptables-masquerade-bit=13 --reply-mark=0x2000", []string{`--reply-mark: Invalid value: "0x2000": must not have a bit of --iptables-masquerade-bit`}},
 		{"--nodeport-addresses=primary,10.0.0.0/8", []string{"--nodeport-addresses: ", "primary alone or CIDRs"}},
-		{"--nodeport-addresses=::ffff:10.0.0.0/104", []string{"--nodeport-addresses[0]: "}},
+		{"--nodeport-addresses=::ffff:10.0.0.0/90", []string{"--nodeport-addresses[0]: "}},
+		{"--bind-address=fe80::1%eth0", []string{"--bind-address: "}},
 		{"--bind-address=node", []string{`--bind-address: Invalid value: "node": must be an IP address`}},
 		{"--proxy-mode=iptables", []string{`--proxy-mode: Unsupported value: "iptables": supported values: "ipvs"`}},
 		{"--healthz-bind-address=0.0.0.0:0", []string{"--healthz-bind-address: ", "0.0.0.0:10256"}},

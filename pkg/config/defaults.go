@@ -3,7 +3,6 @@ package config
 import (
 	"cmp"
 	"net"
-	"net/netip"
 	"strconv"
 	"time"
 
@@ -11,6 +10,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
 const (
@@ -52,7 +53,7 @@ func setProxyDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 func setListenDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	c.BindAddress = cmp.Or(c.BindAddress, "0.0.0.0")
 	any, loopback := "0.0.0.0", "127.0.0.1"
-	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Is6() {
+	if ip.ParseAddr(c.BindAddress).Is6() {
 		any, loopback = "::", "::1"
 	}
 	c.HealthzBindAddress = withPort(cmp.Or(c.HealthzBindAddress, any), HealthzPort)
@@ -62,9 +63,7 @@ func setListenDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 // withPort appends the port to a bare address or CIDR, and returns anything else
 // unchanged.
 func withPort(s string, port int) string {
-	_, err := netip.ParseAddr(s)
-	_, errCIDR := netip.ParsePrefix(s)
-	if err == nil || errCIDR == nil {
+	if ip.ParseAddr(s).IsValid() || ip.ParsePrefix(s).IsValid() {
 		return net.JoinHostPort(s, strconv.Itoa(port))
 	}
 	return s

@@ -23,8 +23,8 @@ import (
 // returns the zero value.
 
 func (b *builder) addr(path *field.Path, s string) netip.Addr {
-	a, err := netip.ParseAddr(s)
-	if err != nil || a.Zone() != "" || a.Is4In6() {
+	a := ip.ParseAddr(s)
+	if !a.IsValid() || a.Zone() != "" {
 		b.invalid(path, s, "must be an IP address such as 10.0.0.1 or fd00::1")
 		return netip.Addr{}
 	}
@@ -36,8 +36,10 @@ func (b *builder) addrPort(path *field.Path, s string) netip.AddrPort {
 	if s == "" {
 		return netip.AddrPort{}
 	}
-	a, err := netip.ParseAddrPort(s)
-	if err != nil || a.Port() == 0 {
+	host, port, err := net.SplitHostPort(s)
+	number, errPort := strconv.ParseUint(port, 10, 16)
+	a := netip.AddrPortFrom(ip.ParseAddr(host), uint16(number))
+	if err != nil || errPort != nil || !a.IsValid() || a.Port() == 0 {
 		b.invalid(path, s, "must be an IP address and a port from 1 to 65535, such as 0.0.0.0:10256 or [::]:10256")
 		return netip.AddrPort{}
 	}
@@ -61,12 +63,12 @@ func (b *builder) addrPortIn(path *field.Path, s string) (netip.AddrPort, netip.
 }
 
 func (b *builder) prefix(path *field.Path, s string) (netip.Prefix, bool) {
-	p, err := netip.ParsePrefix(strings.TrimSpace(s))
-	if err != nil || p.Addr().Is4In6() {
+	p := ip.ParsePrefix(strings.TrimSpace(s))
+	if !p.IsValid() {
 		b.invalid(path, s, "must be a CIDR such as 10.0.0.0/8 or fd00::/8")
 		return netip.Prefix{}, false
 	}
-	return p.Masked(), true
+	return p, true
 }
 
 func (b *builder) prefixes(path *field.Path, values []string) []netip.Prefix {

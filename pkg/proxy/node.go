@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
@@ -46,12 +47,12 @@ func NodeAddresses(n *corev1.Node) ([]netip.Addr, error) {
 			if a.Type != kind {
 				continue
 			}
-			addr, err := netip.ParseAddr(a.Address)
-			if err != nil {
+			addr := ip.ParseAddr(a.Address)
+			if !addr.IsValid() || addr.Zone() != "" {
 				errs = append(errs, fmt.Errorf("status.addresses: %q is not an IP address", a.Address))
 				continue
 			}
-			out = append(out, addr.Unmap())
+			out = append(out, addr)
 		}
 	}
 	return out, errors.Join(errs...)

@@ -29,8 +29,9 @@ func TestNodeOf(t *testing.T) {
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
 			{Type: corev1.NodeExternalIP, Address: "203.0.113.1"},
 			{Type: corev1.NodeHostName, Address: "node1"},
-			{Type: corev1.NodeInternalIP, Address: "192.168.0.1"},
+			{Type: corev1.NodeInternalIP, Address: "192.168.000.001"},
 			{Type: corev1.NodeInternalIP, Address: "192.168.0"},
+			{Type: corev1.NodeInternalIP, Address: "fe80::1%eth0"},
 		}},
 	}
 	got, err := nodeOf(n)

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
-	netutils "k8s.io/utils/net"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
@@ -176,19 +175,12 @@ func (b *builder) address(list []netip.Addr, s string, field func() string) []ne
 	return append(list, a)
 }
 
-// parseAddr parses an address that can be a VIP or an endpoint. IPv4-mapped IPv6 is
-// read as IPv4, as in kube-proxy. Leading zeros, which old objects may contain, are
-// read as decimal, as in all of Kubernetes.
+// parseAddr parses an address that can be a VIP or an endpoint.
 func parseAddr(s string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		a, _ = netip.AddrFromSlice(netutils.ParseIPSloppy(s))
-	}
-	if !a.IsValid() {
-		return a, fmt.Errorf("%q is not an IP address", s)
-	}
-	a = a.Unmap()
+	a := ip.ParseAddr(s)
 	switch {
+	case !a.IsValid():
+		return a, fmt.Errorf("%q is not an IP address", s)
 	case a.Zone() != "":
 		return a, fmt.Errorf("%q has a zone", s)
 	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast() && a.Is6(), a == broadcast:
@@ -269,34 +261,13 @@ func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
 // noSource is a range that matches no packet.
 var noSource = netip.PrefixFrom(broadcast, 32)
 
-// parsePrefix parses a CIDR. Like the API server, it accepts surrounding spaces and
-// leading zeros.
+// parsePrefix parses a CIDR. Like the API server, it accepts surrounding spaces.
 func parsePrefix(s string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(strings.TrimSpace(s))
-	if err != nil {
-		p = parseSloppyPrefix(strings.TrimSpace(s))
-	}
+	p := ip.ParsePrefix(strings.TrimSpace(s))
 	if !p.IsValid() {
 		return p, fmt.Errorf("%q is not a CIDR", s)
 	}
-	if p.Addr().Is4In6() {
-		if p.Bits() < 96 {
-			return p, fmt.Errorf("%q mixes IPv4 and IPv6", s)
-		}
-		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
-	}
-	return p.Masked(), nil
-}
-
-// parseSloppyPrefix returns an invalid prefix if the text is not a CIDR.
-func parseSloppyPrefix(s string) netip.Prefix {
-	_, n, err := netutils.ParseCIDRSloppy(s)
-	if err != nil {
-		return netip.Prefix{}
-	}
-	a, _ := netip.AddrFromSlice(n.IP)
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(a, bits)
+	return p, nil
 }
 
 // externalLocal reports whether externalTrafficPolicy is Local and, as in kube-proxy, counts: the

@@ -188,8 +188,14 @@ func TestFlags(t *testing.T) {
 		{"--metrics-bind-address=[fd00::/8]:9", func(c *Config) {
 			c.Metrics, c.MetricsIn = netip.MustParseAddrPort("[fd00::]:9"), netip.MustParsePrefix("fd00::/8")
 		}},
-		{"--healthz-bind-address= --metrics-bind-address=", func(c *Config) { c.Healthz, c.Metrics = netip.AddrPort{}, netip.AddrPort{} }},
-		{"--healthz-port=0 --metrics-port=7", func(c *Config) { c.Healthz, c.Metrics = netip.AddrPort{}, netip.MustParseAddrPort("127.0.0.1:7") }},
+		// kube-proxy ignores an empty address, and a port if the address has one, as the default has.
+		{"--healthz-bind-address= --metrics-bind-address=", func(*Config) {}},
+		{"--healthz-port=0 --metrics-port=0", func(c *Config) { c.Healthz, c.Metrics = netip.AddrPort{}, netip.AddrPort{} }},
+		{"--healthz-bind-address= --healthz-port=0 --metrics-port=10249", func(c *Config) { c.Healthz = netip.AddrPort{} }},
+		{"--healthz-port=7 --metrics-bind-address=127.0.0.2 --metrics-port=8", func(c *Config) {
+			c.Metrics = netip.MustParseAddrPort("127.0.0.2:8")
+			c.Notices = append([]string{"--healthz-port has no effect, as in kube-proxy: --healthz-bind-address is 0.0.0.0:10256"}, c.Notices...)
+		}},
 		{"--bind-address-hard-fail --profiling", func(c *Config) { c.BindAddressHardFail, c.Profiling = true, true }},
 		{"--show-hidden-metrics-for-version=1.35", func(c *Config) { c.ShowHiddenMetricsForVersion = "1.35" }},
 		{"--conntrack-max-per-core=0 --conntrack-min=1", func(c *Config) { c.Conntrack.MaxPerCore, c.Conntrack.Min = 0, 1 }},
@@ -338,7 +344,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--metrics-bind-address=10.0.0.0/40", []string{"--metrics-bind-address: ", "must be a CIDR and a port"}},
 		{"--healthz-bind-address=10.0.0.0/8", []string{"--healthz-bind-address: "}},
 		{"--metrics-bind-address=localhost:1", []string{"--metrics-bind-address: "}},
-		{"--metrics-port=70000", []string{"--metrics-bind-address: ", "70000"}},
+		{"--metrics-bind-address=::1 --metrics-port=70000", []string{"--metrics-bind-address: ", "70000"}},
 		{"--show-hidden-metrics-for-version=v1", []string{"--show-hidden-metrics-for-version: ", "1.35"}},
 		{"--conntrack-max-per-core=-1", []string{"--conntrack-max-per-core: Invalid value: -1"}},
 		{"--conntrack-min=-1", []string{"--conntrack-min: Invalid value: -1"}},

@@ -116,13 +116,13 @@ func (o *Options) addConntrackFlags(fs *pflag.FlagSet) {
 func (o *Options) addProcessFlags(fs *pflag.FlagSet) {
 	c := &o.proxy
 	fs.StringVar(&c.HealthzBindAddress, "healthz-bind-address", c.HealthzBindAddress,
-		"IP address, with or without port, that serves health checks. Empty: disabled.")
+		"IP address, with or without port, that serves health checks. Empty: the default. --healthz-port=0 disables it.")
 	fs.StringVar(&c.MetricsBindAddress, "metrics-bind-address", c.MetricsBindAddress,
-		"IP address, or CIDR that contains a node address, with or without port, that serves metrics. Empty: disabled.")
+		"IP address, or CIDR that contains a node address, with or without port, that serves metrics. Empty: the default. --metrics-port=0 disables it.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", c.BindAddressHardFail,
 		"Exit if a listening address cannot be bound.")
-	fs.Int32Var(&o.healthzPort, "healthz-port", HealthzPort, "Port of health checks. 0: disabled.")
-	fs.Int32Var(&o.metricsPort, "metrics-port", MetricsPort, "Port of metrics. 0: disabled.")
+	fs.Int32Var(&o.healthzPort, "healthz-port", HealthzPort, "0: no health checks. Another port applies if --healthz-bind-address has none.")
+	fs.Int32Var(&o.metricsPort, "metrics-port", MetricsPort, "0: no metrics. Another port applies if --metrics-bind-address has none.")
 	deprecate(fs, "healthz-port", "use --healthz-bind-address")
 	deprecate(fs, "metrics-port", "use --metrics-bind-address")
 	fs.BoolVar(&c.EnableProfiling, "profiling", c.EnableProfiling, "Serve /debug/pprof on the address of metrics.")

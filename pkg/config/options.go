@@ -146,8 +146,7 @@ func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSC
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	o.applyPortFlags(proxy)
-	var notices []string
+	notices := o.applyPortFlags(proxy)
 	if o.configFile != "" {
 		f, err := readFile(o.configFile, o.own.Compat)
 		if err != nil {
@@ -179,27 +178,34 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) error {
 	return copyChanged(o.flags.document, documentFlags(file))
 }
 
-// applyPortFlags applies the deprecated port flags: 0 disables the listener; any other
-// port applies where no address is given.
-func (o *Options) applyPortFlags(c *proxyv1alpha1.KubeProxyConfiguration) {
+// applyPortFlags applies the deprecated port flags as kube-proxy does: 0 disables the listener, and any
+// other port applies to an address without a port, which the default is not. An empty address is the
+// default. It returns a notice for each port without effect.
+func (o *Options) applyPortFlags(c *proxyv1alpha1.KubeProxyConfiguration) []string {
+	var notices []string
 	for _, f := range []struct {
 		address *string
 		name    string
 		port    int32
-		bare    string
 	}{
-		{&c.HealthzBindAddress, "healthz", o.healthzPort, "0.0.0.0"},
-		{&c.MetricsBindAddress, "metrics", o.metricsPort, "127.0.0.1"},
+		{&c.HealthzBindAddress, "healthz", o.healthzPort},
+		{&c.MetricsBindAddress, "metrics", o.metricsPort},
 	} {
+		address := f.name + "-bind-address"
+		if *f.address == "" {
+			*f.address = o.flags.proxy.Lookup(address).DefValue
+		}
+		with := withPort(*f.address, int(f.port))
 		switch {
 		case f.port == 0:
 			*f.address = ""
-		case !o.set(f.name + "-bind-address"):
-			*f.address = withPort(f.bare, int(f.port))
-		default:
-			*f.address = withPort(*f.address, int(f.port))
+			continue
+		case o.set(f.name+"-port") && with == *f.address && !strings.HasSuffix(with, fmt.Sprintf(":%d", f.port)):
+			notices = append(notices, fmt.Sprintf("--%s-port has no effect, as in kube-proxy: --%s is %s", f.name, address, with))
 		}
+		*f.address = with
 	}
+	return notices
 }
 
 // set reports whether a flag was given.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"net/url"
 	"os"
 	"slices"
 	"time"
@@ -309,11 +308,15 @@ func apiServers(s *config.Source) []netip.AddrPort {
 	if err != nil {
 		return nil // newClient reports the error
 	}
-	u, err := url.Parse(c.Host)
+	u, _, err := rest.DefaultServerUrlFor(c)
 	if err != nil {
 		return nil
 	}
-	a, err := netip.ParseAddrPort(net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
+	defaultPort := "443"
+	if u.Scheme == "http" {
+		defaultPort = "80"
+	}
+	a, err := netip.ParseAddrPort(net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), defaultPort)))
 	if err != nil {
 		return nil
 	}

@@ -155,3 +155,22 @@ func TestMetricsAddress(t *testing.T) {
 		}
 	}
 }
+
+// TestAPIServers: client-go accepts an address without a scheme.
+func TestAPIServers(t *testing.T) {
+	for master, want := range map[string]string{
+		"https://10.0.0.1:6443": "10.0.0.1:6443",
+		"https://[fd00::1]":     "[fd00::1]:443",
+		"http://10.0.0.1":       "10.0.0.1:80",
+		"10.0.0.1:6443":         "10.0.0.1:6443",
+		"https://api.example":   "",
+	} {
+		var got string
+		for _, a := range apiServers(&config.Source{Master: master}) {
+			got += a.String()
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", master, got, want)
+		}
+	}
+}

@@ -297,8 +297,12 @@ func (b *builder) master(value string) string {
 	if b.own.Manifests != "" {
 		b.invalid(path, value, fmt.Sprintf("Services come either from manifests or from an API server: set only one of this and %s", b.path("manifests")))
 	}
-	if u, err := url.Parse(value); err != nil || strings.Contains(value, "://") && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
-		b.invalid(path, value, "must be a URL such as https://10.0.0.1:6443")
+	address := value
+	if !strings.Contains(value, "://") {
+		address = "https://" + value // client-go adds a scheme too
+	}
+	if u, err := url.Parse(address); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		b.invalid(path, value, "must be a URL such as https://10.0.0.1:6443, or a host and a port")
 	}
 	return value
 }

@@ -196,6 +196,7 @@ func TestFlags(t *testing.T) {
 			c.Metrics = netip.MustParseAddrPort("127.0.0.2:8")
 			c.Notices = append([]string{"--healthz-port has no effect, as in kube-proxy: --healthz-bind-address is 0.0.0.0:10256"}, c.Notices...)
 		}},
+		{"--master=10.0.0.1:6443", func(c *Config) { c.Source.Master = "10.0.0.1:6443" }},
 		{"--bind-address-hard-fail --profiling", func(c *Config) { c.BindAddressHardFail, c.Profiling = true, true }},
 		{"--show-hidden-metrics-for-version=1.35", func(c *Config) { c.ShowHiddenMetricsForVersion = "1.35" }},
 		{"--conntrack-max-per-core=0 --conntrack-min=1", func(c *Config) { c.Conntrack.MaxPerCore, c.Conntrack.Min = 0, 1 }},
@@ -360,6 +361,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--feature-gates=ContextualLogging=maybe", []string{"--feature-gates"}},
 		{"--logging-format=xml", []string{`--logging-format: Invalid value: "xml"`}},
 		{"--master=ftp://x", []string{"--master: ", "https://"}},
+		{"--master=10.0.0.1:port", []string{"--master: ", "https://"}},
 		{"--manifests=/m --kubeconfig=/k", []string{"--manifests: ", "set only one", "--kubeconfig"}},
 		{"--manifests=/m --master=https://x", []string{"--master: ", "set only one", "--manifests"}},
 		{"--once --cleanup", []string{"--once: ", "--cleanup"}},

@@ -274,7 +274,32 @@ func (m *machine) setSysctls(ctx context.Context, cfg *plan.Config) error {
 	// The process that serves may not be allowed to load the module once pods have
 	// a bridge.
 	node.BridgeNetfilter = m.bridgeNetfilterFor(ctx)(plan.MayEnableBridgeNetfilter(cfg, &node))
+	node.Refuses = m.refuses(ctx, plan.ForNode(cfg, &node).Chains)
 	return setSysctls(ctx, m.Sysctl, plan.ForNode(cfg, &node).Sysctls)
+}
+
+// refuses returns the families of which another program may drop forwarded packets: all, if the
+// rules cannot be read.
+func (m *machine) refuses(ctx context.Context, chains []nat.Chain) map[ip.Family]bool {
+	own := nat.Owned{Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: chains}
+	rules, native, unread := map[ip.Family]nat.State{}, []nft.MarkUse(nil), error(nil)
+	for family, tables := range m.NAT {
+		state, err := tables.Observe(own)
+		rules[family], unread = state, errors.Join(unread, err)
+	}
+	if m.Native != nil {
+		uses, err := m.Native.Observe()
+		native, unread = uses, errors.Join(unread, err)
+	}
+	if unread == nil {
+		return plan.Refuses(rules, native)
+	}
+	klog.FromContext(ctx).Info("Not enabling br_netfilter because the rules of other programs cannot be read", "reason", unread.Error())
+	out := map[ip.Family]bool{}
+	for family := range m.NAT {
+		out[family] = true
+	}
+	return out
 }
 
 func setSysctls(ctx context.Context, k sysctlKernel, want sysctl.State) error {
@@ -369,7 +394,7 @@ func kernelVersion() plan.Version {
 // bridgeNetfilter reports whether br_netfilter passes bridged packets to the rules of every
 // served family, and whether this can be enabled.
 func (m *machine) bridgeNetfilter() plan.BridgeNetfilter {
-	out := plan.BridgeEnabled
+	out, ours := plan.BridgeEnabled, len(m.NAT) > 0
 	for family := range m.NAT {
 		key := plan.BridgeSysctls[family]
 		have, err := m.sysctl.Observe([]string{key})
@@ -379,28 +404,41 @@ func (m *machine) bridgeNetfilter() plan.BridgeNetfilter {
 		case have[key] != "1":
 			out = plan.BridgeAvailable
 		}
+		ours = ours && m.record.Replaced(key)
+	}
+	if out == plan.BridgeEnabled && ours {
+		return plan.BridgeSet
 	}
 	return out
 }
 
 // bridgeNetfilterFor returns a function like bridgeNetfilter. With load, it first tries to load
-// br_netfilter if that is missing. It tries only once.
+// br_netfilter if that is missing and kernel parameters can be set. It tries only once.
 func (m *machine) bridgeNetfilterFor(ctx context.Context) func(load bool) plan.BridgeNetfilter {
 	var tried sync.Once
 	return func(load bool) plan.BridgeNetfilter {
-		if load && m.bridgeNetfilter() == plan.BridgeUnavailable {
-			tried.Do(func() { loadBridgeNetfilter(ctx) })
+		if load && m.bridgeNetfilter() == plan.BridgeUnavailable && m.sysctl.Writable(plan.IPForward) {
+			tried.Do(func() { m.loadBridgeNetfilter(ctx) })
 		}
 		return m.bridgeNetfilter()
 	}
 }
 
-// loadBridgeNetfilter loads br_netfilter if possible. Without it, flows between pods on
-// one bridge are masqueraded.
-func loadBridgeNetfilter(ctx context.Context) {
+// loadBridgeNetfilter loads br_netfilter if possible, without passing bridged packets to the rules:
+// that is for the plan to decide. Without the module, flows between pods on one bridge are
+// masqueraded.
+func (m *machine) loadBridgeNetfilter(ctx context.Context) {
+	missing := slices.DeleteFunc(slices.Collect(maps.Values(plan.BridgeSysctls)), func(key string) bool {
+		known, err := m.sysctl.Exists(key)
+		return known || err != nil
+	})
 	if output, err := exec.CommandContext(ctx, "modprobe", "br_netfilter").CombinedOutput(); err != nil {
 		klog.FromContext(ctx).Info("Cannot load br_netfilter, masquerading Service traffic between pods on one bridge",
 			"reason", err.Error(), "output", strings.TrimSpace(string(output)))
+		return
+	}
+	for _, key := range missing {
+		_ = m.sysctl.Apply([]sysctl.Change{{Key: key, Value: "0"}}) // not all kernels have both
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -185,6 +186,65 @@ func TestLeftoversCannotBeOpened(t *testing.T) {
 		t.Errorf("%v, %+v", err, m.Leftovers)
 	}
 }
+
+// TestBridgeNetfilterOfOurs tells parameters that kube-ipvs has set from others.
+func TestBridgeNetfilterOfOurs(t *testing.T) {
+	folder := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(folder, "net/bridge"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	key := plan.BridgeSysctls[ip.IPv4]
+	set := func(value string) {
+		if err := os.WriteFile(filepath.Join(folder, key), []byte(value+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("0")
+	parameters := sysctl.NewAt(folder)
+	record, err := sysctl.Record(parameters, t.TempDir(), "me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := machine{sysctl: parameters, record: record, Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{ip.IPv4: nil}}}
+	check := func(want plan.BridgeNetfilter) {
+		t.Helper()
+		if got := m.bridgeNetfilter(); got != want {
+			t.Errorf("%d, want %d", got, want)
+		}
+	}
+	check(plan.BridgeAvailable)
+	record.Apply([]sysctl.Change{{Key: key, Value: "1"}})
+	check(plan.BridgeSet)
+	record.Apply([]sysctl.Change{{Key: key, Value: "0"}})
+	check(plan.BridgeAvailable)
+	set("1")
+	check(plan.BridgeEnabled)
+}
+
+// With --init-only, the rules of other programs decide too.
+func TestRefusesWithoutTheLoop(t *testing.T) {
+	fake := nat.NewFake(ip.IPv4)
+	m := machine{Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{ip.IPv4: fake}}}
+	ours := nat.Chain{Family: ip.IPv4, Table: nat.Filter, Name: "KUBE-FORWARD"}
+	fake.Apply([]nat.Change{
+		{Op: nat.WriteChain, Chain: ours, Rules: []nat.Rule{"-j DROP"}},
+		{Op: nat.InsertJump, Chain: nat.Chain{Family: ip.IPv4, Table: nat.Filter, Name: "FORWARD"}, Rules: []nat.Rule{"-j KUBE-FORWARD"}},
+	})
+	if got := m.refuses(t.Context(), []nat.Chain{ours}); got[ip.IPv4] {
+		t.Error("our rules count")
+	}
+	if got := m.refuses(t.Context(), nil); !got[ip.IPv4] {
+		t.Error("rules of another program do not count")
+	}
+	m.Native = unreadable{}
+	if got := m.refuses(t.Context(), []nat.Chain{ours}); !got[ip.IPv4] {
+		t.Error("unreadable rules do not count")
+	}
+}
+
+type unreadable struct{}
+
+func (unreadable) Observe() ([]nft.MarkUse, error) { return nil, errors.New("no memory") }
 
 // TestBridgeNetfilter reads the parameters of both families: all must be 1, or writable.
 func TestBridgeNetfilter(t *testing.T) {

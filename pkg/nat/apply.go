@@ -61,7 +61,7 @@ func (e *engine) observe(b backend, own Owned) (State, error) {
 	s.Yielded, s.Overtaken = sortedChains(yielded), sortedChains(overtaken)
 	e.ends.seen(overtaken)
 	e.omissions.complete(&s, own.Jumps)
-	s.Unread = unread
+	s.Unread, s.Refusing = unread, own.refusing(e.family, rules, unread)
 	if e.watched && !slices.ContainsFunc(unread, func(u Unread) bool { return u.Table == Filter }) {
 		s.Open = own.open(e.family, rules)
 	}

@@ -1,6 +1,9 @@
 package nat
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // contests limits how often jumps with Moves are moved back to the head, and those with Append to
 // the end, of a chain. Some programs insist on the same place: Calico's Felix
@@ -62,6 +65,19 @@ var passing = map[string]bool{
 	"DSCP": true, "ECN": true, "HL": true, "HMARK": true, "IDLETIMER": true, "LED": true, "LOG": true, "MARK": true,
 	"NFLOG": true, "NOTRACK": true, "RATEEST": true, "SECMARK": true, "SET": true, "TCPMSS": true, "TCPOPTSTRIP": true,
 	"TEE": true, "TOS": true, "TRACE": true, "TTL": true, "ULOG": true,
+}
+
+// refuses reports whether a rule may drop packets. An unknown target may. Chains in seen have been
+// examined.
+func (t *table) refuses(r Rule, seen map[string]bool) bool {
+	to := target(r)
+	rules, isChain := t.chains[to]
+	if !isChain {
+		return !passing[to] && to != "ACCEPT" && to != "RETURN"
+	}
+	known := seen[to]
+	seen[to] = true
+	return !known && slices.ContainsFunc(rules, func(r Rule) bool { return t.refuses(r, seen) })
 }
 
 // decides reports whether a rule of a base chain can keep packets from the rules after

@@ -726,3 +726,29 @@ func TestInvalidChanges(t *testing.T) {
 		}
 	})
 }
+
+// Rules and policies that may drop forwarded packets are found, also in chains that other rules jump
+// to. Ours do not count.
+func TestRefusingChains(t *testing.T) {
+	for _, c := range []struct {
+		input string
+		want  []Chain
+	}{
+		{"*filter\n-A FORWARD -s 10.244.0.0/16 -j ACCEPT\n-A INPUT -j DROP\nCOMMIT\n", nil},
+		{"*filter\n:CNI - [0:0]\n-A CNI -j ACCEPT\n-A CNI -p tcp -j RETURN\n-A FORWARD -j CNI\nCOMMIT\n", nil},
+		{"*filter\n:FORWARD DROP [0:0]\nCOMMIT\n", []Chain{{ip.IPv4, Filter, "FORWARD"}}},
+		{"*filter\n:ISOLATION - [0:0]\n:STAGE - [0:0]\n-A STAGE -o docker0 -j DROP\n-A ISOLATION -g STAGE\n-A FORWARD -j ISOLATION\nCOMMIT\n", []Chain{{ip.IPv4, Filter, "FORWARD"}}},
+		{"*raw\n-A PREROUTING -m rpfilter --invert -j DROP\nCOMMIT\n", []Chain{{ip.IPv4, Raw, "PREROUTING"}}},
+		{"*mangle\n-A POSTROUTING -p tcp -j DROP\nCOMMIT\n", []Chain{{ip.IPv4, Mangle, "POSTROUTING"}}},
+		{"*filter\n:OURS - [0:0]\n-A OURS -j DROP\n-A FORWARD -j OURS\nCOMMIT\n", nil},
+	} {
+		f := NewFake(ip.IPv4)
+		if err := f.restore(c.input, nil); err != nil {
+			t.Fatal(err)
+		}
+		s, err := f.Observe(Owned{Prefixes: []string{"OURS"}})
+		if err != nil || !slices.Equal(s.Refusing, c.want) {
+			t.Errorf("%s%v, want %v (%v)", c.input, s.Refusing, c.want, err)
+		}
+	}
+}

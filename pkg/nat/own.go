@@ -169,6 +169,32 @@ func (o Owned) open(family ip.Family, rules ruleset) []Chain {
 	return out
 }
 
+// forwarding are the base chains that forwarded packets pass, except those of table nat.
+var forwarding = map[Table][]string{
+	Raw: {"PREROUTING"}, Mangle: {"PREROUTING", "FORWARD", "POSTROUTING"}, Filter: {"FORWARD"},
+}
+
+// refusing returns the base chains that may drop forwarded packets; see State.Refusing.
+func (o Owned) refusing(family ip.Family, rules ruleset, unread []Unread) []Chain {
+	var out []Chain
+	for _, table := range slices.Sorted(maps.Keys(forwarding)) {
+		unlisted := slices.ContainsFunc(unread, func(u Unread) bool { return u.Table == table })
+		for _, name := range forwarding[table] {
+			c := Chain{Family: family, Table: table, Name: name}
+			if unlisted || rules[table] != nil && rules[table].mayRefuse(name, o.others(rules[table].chains[name], c)) {
+				out = append(out, c)
+			}
+		}
+	}
+	return out
+}
+
+// mayRefuse reports whether a base chain may drop packets by its policy or one of the rules.
+func (t *table) mayRefuse(chain string, rules []Rule) bool {
+	policy, seen := t.policies[chain], map[string]bool{}
+	return policy != "" && policy != "ACCEPT" || slices.ContainsFunc(rules, func(r Rule) bool { return t.refuses(r, seen) })
+}
+
 // kubeletsFirewall is kubelet's chain on every node. It drops only packets from other
 // hosts to loopback addresses.
 const kubeletsFirewall = "KUBE-FIREWALL"

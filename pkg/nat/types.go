@@ -94,6 +94,10 @@ type State struct {
 	// packets. It is empty where rule changes are not watched. A desired state has
 	// none.
 	Open []Chain
+	// Refusing are base chains, of those that forwarded packets pass before they are translated or
+	// without that, whose policy or foreign rules may drop packets, and those of tables that cannot
+	// be listed. A desired state has none.
+	Refusing []Chain
 	// Marks are the observed foreign rules that use marks. A desired state has none.
 	Marks []MarkUse
 	// Translations are the observed foreign rules that translate sources. A desired state has none.

@@ -11,7 +11,8 @@ import (
 )
 
 // MarkUse is a rule of another program that sets or matches a packet mark or a connmark, or
-// translates the source of packets.
+// translates the source of packets. Or it is a base chain, without a rule, whose table may drop
+// forwarded packets.
 type MarkUse struct {
 	Chain ID
 	Rule  string // as nft prints it
@@ -24,6 +25,9 @@ type MarkUse struct {
 	Bits uint32
 	// Translates means that it translates the source of packets without a mark.
 	Translates bool
+	// Refuses means that the table of the chain may drop forwarded packets, before they are
+	// translated or without that.
+	Refuses bool
 }
 
 // Affects reports whether packets of a family pass the rule.
@@ -35,7 +39,8 @@ func (u MarkUse) Affects(f ip.Family) bool {
 // of iptables-nft.
 type MarkReader struct{}
 
-// Observe returns the rules that use marks or translate sources. It omits those of kube-proxy. It
+// Observe returns the rules that use marks or translate sources, and a base chain of each table
+// that may drop forwarded packets. It omits those of kube-proxy. It
 // runs nft, in the network namespace of the calling thread: once on a node without such tables, and
 // up to twice more for each table. The error is exec.ErrNotFound if nft is not installed.
 func (MarkReader) Observe() ([]MarkUse, error) {
@@ -67,7 +72,10 @@ func mayMark(table string) bool {
 	return family != "arp" && name != KubeProxyTable && !c.isOwn() && !c.isIPTables()
 }
 
-// usesIn returns the rules of a table that use marks. It does not list the elements of sets, of
+// telling are the parts of a listing without which usesIn returns nothing.
+var telling = []string{`"mark"`, `"masquerade"`, `"snat"`, `"drop"`, `"reject"`, `"vmap"`, `"queue"`}
+
+// usesIn returns the MarkUses of a table. It does not list the elements of sets, of
 // which there may be many.
 func usesIn(table string) ([]MarkUse, error) {
 	list := func(format string) (string, error) {
@@ -79,7 +87,7 @@ func usesIn(table string) ([]MarkUse, error) {
 		return out, nil
 	}
 	listing, err := list("-j")
-	if err != nil || !slices.ContainsFunc([]string{`"mark"`, `"masquerade"`, `"snat"`}, func(word string) bool { return strings.Contains(listing, word) }) {
+	if err != nil || !slices.ContainsFunc(telling, func(word string) bool { return strings.Contains(listing, word) }) {
 		return nil, err
 	}
 	text, err := list("-a")
@@ -90,7 +98,49 @@ func usesIn(table string) ([]MarkUse, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", table, err)
 	}
-	return rules.markUses(), nil
+	return append(rules.markUses(), rules.refusals()...), nil
+}
+
+// refusals returns the base chain at the first hook that forwarded packets pass, if a chain at such a
+// hook has the policy drop, or any rule of the ruleset may drop packets.
+func (r *Ruleset) refusals() []MarkUse {
+	hooks := filter(r.Base, func(c *Chain) bool {
+		return c.Type != "nat" && slices.Contains([]string{"prerouting", "forward", "postrouting"}, c.Hook)
+	})
+	drops := slices.ContainsFunc(hooks, func(c *Chain) bool { return c.Policy == "drop" })
+	for _, c := range r.Chains {
+		drops = drops || slices.ContainsFunc(c.Rules, func(rule *Rule) bool { return slices.ContainsFunc(rule.Expr, mayDrop) })
+	}
+	if len(hooks) == 0 || !drops {
+		return nil
+	}
+	return []MarkUse{{Chain: hooks[0].ID, Refuses: true}}
+}
+
+// mayDrop reports whether an expression, or one within it, is a verdict that drops packets, or
+// depends on the verdicts of a map whose elements are not listed.
+func mayDrop[V any](expr map[string]V) bool {
+	for name, body := range expr {
+		if name == "drop" || name == "reject" || name == "queue" || contains(name, body) {
+			return true
+		}
+	}
+	return false
+}
+
+func contains(name string, body any) bool {
+	switch b := body.(type) {
+	case map[string]any:
+		_, isName := b["data"].(string)
+		return name == "vmap" && isName || mayDrop(b)
+	case []any:
+		return slices.ContainsFunc(b, func(part any) bool { return contains(name, part) })
+	}
+	return false
+}
+
+func filter[T any](list []T, keep func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), func(v T) bool { return !keep(v) })
 }
 
 // markUses returns the rules that use marks or translate sources, sorted by chain.

@@ -75,3 +75,37 @@ func TestMayMark(t *testing.T) {
 		}
 	}
 }
+
+func TestRefusals(t *testing.T) {
+	chain := func(text string) string { return `{"chain":{"family":"inet","table":"t",` + text + `}}` }
+	forward, input := chain(`"name":"f","type":"filter","hook":"forward","prio":0,"policy":"accept"`), chain(`"name":"i","type":"filter","hook":"input","prio":0,"policy":"drop"`)
+	rule := func(expr string) string {
+		return `{"rule":{"family":"inet","table":"t","chain":"f","handle":9,"expr":[` + expr + `]}}`
+	}
+	for _, c := range []struct {
+		objects string
+		want    bool
+	}{
+		{forward + "," + rule(`{"accept":null}`), false},
+		{forward + "," + rule(`{"drop":null}`), true},
+		{forward + "," + rule(`{"reject":{"type":"icmpx","expr":"admin-prohibited"}}`), true},
+		{forward + "," + rule(`{"vmap":{"key":{"meta":{"key":"iifname"}},"data":{"set":[["eth0",{"accept":null}],["eth1",{"drop":null}]]}}}`), true},
+		{forward + "," + rule(`{"vmap":{"key":{"meta":{"key":"iifname"}},"data":"@zones"}}`), true},
+		{forward + "," + rule(`{"vmap":{"key":{"meta":{"key":"iifname"}},"data":{"set":[["eth0",{"accept":null}]]}}}`), false},
+		{chain(`"name":"f","type":"filter","hook":"forward","prio":0,"policy":"drop"`), true},
+		{input, false},
+		{input + "," + rule(`{"drop":null}`), false},
+	} {
+		r, err := ParseRuleset([]byte(`{"nftables":[`+c.objects+`]}`), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []MarkUse(nil)
+		if c.want {
+			want = []MarkUse{{Chain: ID{"inet", "t", "f"}, Refuses: true}}
+		}
+		if got := r.refusals(); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", c.objects, got, want)
+		}
+	}
+}

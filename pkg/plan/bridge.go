@@ -3,9 +3,11 @@ package plan
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
@@ -21,13 +23,27 @@ import (
 type BridgeNetfilter uint8
 
 // BridgeUnavailable: br_netfilter is not loaded, or a parameter of BridgeSysctls is 0
-// and cannot be set. BridgeAvailable: a parameter is 0 and can be set. BridgeEnabled:
-// bridged packets pass the rules.
+// and cannot be set. BridgeAvailable: a parameter is 0 and can be set. BridgeSet: bridged packets
+// pass the rules, because kube-ipvs has set a parameter that was 0. BridgeEnabled: they pass them
+// anyway.
 const (
 	BridgeUnavailable BridgeNetfilter = iota
 	BridgeAvailable
+	BridgeSet
 	BridgeEnabled
 )
+
+// Refuses returns the families of which another program may drop forwarded packets, for
+// Node.Refuses: those whose observed rules of iptables, or of nftables (native), may.
+func Refuses(rules map[ip.Family]nat.State, native []nft.MarkUse) map[ip.Family]bool {
+	out := map[ip.Family]bool{}
+	for family, s := range rules {
+		if len(s.Refusing) > 0 || slices.ContainsFunc(native, func(u nft.MarkUse) bool { return u.Refuses && u.Affects(family) }) {
+			out[family] = true
+		}
+	}
+	return out
+}
 
 // PodBridges returns the bridges that pods of this node are attached to, by name:
 // bridges with an address in the pod range or with the configured name, except uplinks
@@ -76,10 +92,21 @@ func podRanges(cfg *Config, n *Node) []netip.Prefix {
 // MayEnableBridgeNetfilter reports whether kube-ipvs may pass the packets of all bridges to the
 // rules. The parameter and the module affect every bridge of the node, so both are left
 // unchanged unless all bridges are known to be of pods: libvirt, for example, requires 0. Those of
-// PodBridges outside the pods' ranges may be of Docker or LXD.
+// PodBridges outside the pods' ranges may be of Docker or LXD. Where another program may drop
+// forwarded packets, it might drop those between pods of a bridge, which pass no rule under
+// kube-proxy.
 func MayEnableBridgeNetfilter(cfg *Config, n *Node) bool {
+	return !refusesForwarded(cfg, n) && !hasOtherBridges(cfg, n)
+}
+
+func refusesForwarded(cfg *Config, n *Node) bool {
+	return slices.ContainsFunc(cfg.Families, func(f ip.Family) bool { return n.Refuses[f] })
+}
+
+// hasOtherBridges reports whether the node has a bridge that is not known to be of pods.
+func hasOtherBridges(cfg *Config, n *Node) bool {
 	known := len(podRanges(cfg, n)) > 0 || cfg.LocalTraffic.Interface != ""
-	return !slices.ContainsFunc(attachedBridges(&n.Inventory), func(l routing.Link) bool {
+	return slices.ContainsFunc(attachedBridges(&n.Inventory), func(l routing.Link) bool {
 		return !isPodBridge(cfg, n, &l) || known && !inPodRange(cfg, n, &l) && !isPodLink(cfg, n, &l)
 	})
 }
@@ -93,16 +120,23 @@ func NeedsBridgeNetfilter(cfg *Config, n *Node) bool {
 // bridgeNetfilterEnabled reports whether bridged packets pass the rules, or will after
 // addBridgeSysctls.
 func bridgeNetfilterEnabled(cfg *Config, n *Node) bool {
-	return n.BridgeNetfilter == BridgeEnabled || n.BridgeNetfilter == BridgeAvailable && MayEnableBridgeNetfilter(cfg, n)
+	return n.BridgeNetfilter == BridgeEnabled || n.BridgeNetfilter != BridgeUnavailable && MayEnableBridgeNetfilter(cfg, n)
 }
 
-// addBridgeSysctls makes br_netfilter pass bridged packets to the rules of each family.
+// addBridgeSysctls makes br_netfilter pass bridged packets to the rules of each family. If
+// kube-ipvs has done so and may not any more, it undoes that.
 func addBridgeSysctls(s sysctl.State, cfg *Config, n *Node) {
-	if n.BridgeNetfilter == BridgeUnavailable || !NeedsBridgeNetfilter(cfg, n) {
+	value := ""
+	switch {
+	case n.BridgeNetfilter == BridgeSet && !MayEnableBridgeNetfilter(cfg, n):
+		value = "0"
+	case n.BridgeNetfilter != BridgeUnavailable && NeedsBridgeNetfilter(cfg, n):
+		value = "1"
+	default:
 		return
 	}
 	for _, family := range cfg.Families {
-		s[BridgeSysctls[family]] = "1"
+		s[BridgeSysctls[family]] = value
 	}
 }
 
@@ -121,6 +155,9 @@ func bridgeWarnings(cfg *Config, n *Node) []string {
 	why := "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0 and cannot be set"
 	if !MayEnableBridgeNetfilter(cfg, n) {
 		why = "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0, and kube-ipvs does not change it, because the node has other bridges"
+		if !hasOtherBridges(cfg, n) {
+			why = strings.Replace(why, "the node has other bridges", "another program may drop forwarded packets", 1)
+		}
 	}
 	var out []string
 	for _, bridge := range PodBridges(cfg, n) {

@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -126,6 +128,65 @@ func TestForeignBridges(t *testing.T) {
 		n.BridgeNetfilter = plan.BridgeUnavailable
 		if needs := plan.NeedsBridgeNetfilter(&cfg, n); needs != c.pods {
 			t.Errorf("%s: the module is loaded: %t", c.name, needs)
+		}
+	}
+}
+
+// Where another program may drop forwarded packets, those between pods of a bridge must not pass its
+// rules: they do not under kube-proxy. What kube-ipvs has set before, it undoes.
+func TestBridgeNetfilterWhereForwardingIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		netfilter plan.BridgeNetfilter
+		refuses   bool
+		value     string // planned
+		rules     int    // that masquerade
+	}{
+		{"not refused", plan.BridgeAvailable, false, "1", 0},
+		{"not refused, set before", plan.BridgeSet, false, "1", 0},
+		{"refused", plan.BridgeAvailable, true, "", 1},
+		{"refused, set before", plan.BridgeSet, true, "0", 1},
+		{"refused, of an administrator", plan.BridgeEnabled, true, "", 0},
+		{"refused, missing", plan.BridgeUnavailable, true, "", 1},
+	} {
+		n, cfg := bridgeNode(c.netfilter), defaultConfig()
+		n.Refuses = map[ip.Family]bool{ip.IPv4: c.refuses}
+		part := plan.ForNode(&cfg, n)
+		if got := part.Sysctls["net/bridge/bridge-nf-call-iptables"]; got != c.value {
+			t.Errorf("%s: the parameter is %q, want %q", c.name, got, c.value)
+		}
+		if rules := bridgeRules(part, ip.IPv4); len(rules) != c.rules {
+			t.Errorf("%s: %d rules masquerade, want %d: %q", c.name, len(rules), c.rules, rules)
+		}
+		if needs := plan.NeedsBridgeNetfilter(&cfg, n); needs == c.refuses {
+			t.Errorf("%s: the module is loaded: %t", c.name, needs)
+		}
+	}
+	// A bridge of virtual machines is added later.
+	n, cfg := bridgeNode(plan.BridgeSet), defaultConfig()
+	n.Inventory.Links = append(n.Inventory.Links, routing.Link{Index: 8, Name: "virbr0", Type: "bridge"}, routing.Link{Index: 9, Name: "vnet0", Type: "tun", Master: "virbr0"})
+	if got := plan.ForNode(&cfg, n).Sysctls["net/bridge/bridge-nf-call-iptables"]; got != "0" {
+		t.Errorf("beside a bridge of virtual machines the parameter is %q, want 0", got)
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	open, closed := nat.State{}, nat.State{Refusing: []nat.Chain{{Family: ip.IPv4, Table: nat.Filter, Name: "FORWARD"}}}
+	refuses := func(family string) []nft.MarkUse {
+		return []nft.MarkUse{{Chain: nft.ID{Family: family, Table: "firewall", Name: "forward"}, Refuses: true}}
+	}
+	for _, c := range []struct {
+		ipv4, ipv6 nat.State
+		native     []nft.MarkUse
+		want       map[ip.Family]bool
+	}{
+		{open, open, nil, map[ip.Family]bool{}},
+		{closed, open, []nft.MarkUse{{Bits: 4}}, map[ip.Family]bool{ip.IPv4: true}},
+		{open, open, refuses("inet"), map[ip.Family]bool{ip.IPv4: true, ip.IPv6: true}},
+		{open, open, refuses("ip6"), map[ip.Family]bool{ip.IPv6: true}},
+	} {
+		if got := plan.Refuses(map[ip.Family]nat.State{ip.IPv4: c.ipv4, ip.IPv6: c.ipv6}, c.native); !maps.Equal(got, c.want) {
+			t.Errorf("%v %v %v: %v, want %v", c.ipv4, c.ipv6, c.native, got, c.want)
 		}
 	}
 }

@@ -45,6 +45,8 @@ type Node struct {
 	// Translations are the sources of packets that rules of other programs translate: networks, or
 	// an invalid prefix for any source; sorted.
 	Translations map[ip.Family][]netip.Prefix
+	// Refuses holds the families of which another program may drop forwarded packets.
+	Refuses map[ip.Family]bool
 	// Lingering lists addresses that were removed from an interface moments ago. They count as
 	// node addresses, because a DHCP client may add them again at once.
 	Lingering []netip.Addr

@@ -63,3 +63,27 @@ func TestNativeMarks(t *testing.T) {
 		t.Errorf("marks %v of rules that were deleted", got)
 	}
 }
+
+// TestRefusesIsPlanned checks that the plan knows of rules that may drop forwarded packets, and
+// resets br_netfilter's parameter then.
+func TestRefusesIsPlanned(t *testing.T) {
+	w := newWorld(t)
+	rules := &nativeRules{}
+	w.reconciler.kernel.Native = rules
+	const key = "net/bridge/bridge-nf-call-iptables"
+	w.Sysctl.Set(key, "1")
+	check := func(when, want string) {
+		t.Helper()
+		w.reconciler.SetNode(plan.Node{BridgeNetfilter: plan.BridgeSet}, 0)
+		if _, err := w.observe(); err != nil {
+			t.Fatal(err)
+		}
+		w.reconciler.Flush()
+		if got := w.Sysctl.Values()[key]; got != want {
+			t.Errorf("%s: %s is %q, want %q", when, key, got, want)
+		}
+	}
+	check("no such rules", "1")
+	rules.uses = []nft.MarkUse{{Chain: nft.ID{Family: "inet", Table: "firewalld", Name: "filter_FORWARD"}, Refuses: true}}
+	check("nftables rules drop", "0")
+}

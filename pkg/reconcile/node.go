@@ -112,13 +112,13 @@ type nodeInput struct {
 
 // SetNode replaces what is known of the node. The next Load or Flush computes the node's
 // desired state from it. It ignores Bound, Uses, Demanding and Started of n, which depend on what
-// has been programmed, and ForeignMarks and Translations, which the Reconciler reads.
+// has been programmed, and ForeignMarks, Translations and Refuses, which the Reconciler reads.
 //
 // changed are the facts that differ from those before. SetNode returns the Services whose desired
 // state depends on one of them; Set must be called for these again.
 func (r *Reconciler) SetNode(n plan.Node, changed plan.Deps) (affected []types.NamespacedName) {
 	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
-	n.ForeignMarks, n.Translations = r.input.ForeignMarks, r.input.Translations
+	n.ForeignMarks, n.Translations, n.Refuses = r.input.ForeignMarks, r.input.Translations, r.input.Refuses
 	if r.input.known {
 		parameters := r.cached.forgetParameters(r.input.Inventory.Links, n.Inventory.Links)
 		gateways := r.cached.forgetGateways(n.Inventory.Defaults)

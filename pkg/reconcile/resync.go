@@ -94,7 +94,8 @@ func (ns *nodeSections) takeRules(o *observation) {
 	ns.setForeign()
 }
 
-// setForeign updates what the node knows of other programs' rules: ForeignMarks and Translations.
+// setForeign updates what the node knows of other programs' rules: ForeignMarks, Translations and
+// Refuses.
 func (ns *nodeSections) setForeign() {
 	marks, translations := map[ip.Family][]uint32{}, map[ip.Family][]netip.Prefix{}
 	for _, u := range ns.markUses {
@@ -120,6 +121,9 @@ func (ns *nodeSections) setForeign() {
 	for family, from := range translations {
 		slices.SortFunc(from, netip.Prefix.Compare)
 		translations[family] = slices.Compact(from)
+	}
+	if refuses := plan.Refuses(ns.seen, ns.nativeMarks); !maps.Equal(refuses, ns.input.Refuses) {
+		ns.input.Refuses, ns.input.stale = refuses, true
 	}
 	if !maps.EqualFunc(marks, ns.input.ForeignMarks, slices.Equal) || !maps.EqualFunc(translations, ns.input.Translations, slices.Equal) {
 		ns.input.ForeignMarks, ns.input.Translations, ns.input.stale = marks, translations, true

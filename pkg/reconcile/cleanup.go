@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -84,13 +85,20 @@ func (cl *cleaner) notTakenOver() ([]ip.Family, error) {
 }
 
 // routingRemovals returns the changes that remove policy rules, routes and VIPs, and an error for
-// each VIP that stays local; see keptSources.
+// each VIP that stays local; see keptSources. It adds the routes that keep these local: if one is
+// refused, the VIP stays as it is.
 func (cl *cleaner) routingRemovals() ([]routing.Change, []error) {
 	sources, err := cl.sources()
 	if err != nil {
 		return nil, []error{err} // the addresses in use are unknown
 	}
-	changes, kept, errs := cl.keptSources(sources)
+	toKeep, kept, errs := cl.keptSources(sources)
+	refused := map[netip.Addr]bool{}
+	for _, f := range cl.kernel.writeRouting(toKeep) {
+		refused[f.Change.Route.Dst.Addr()] = true
+		errs = append(errs, f)
+	}
+	var changes []routing.Change
 	for rule := range cl.cached.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
@@ -104,7 +112,7 @@ func (cl *cleaner) routingRemovals() ([]routing.Change, []error) {
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
-	return append(changes, cl.linkRemovals()...), errs
+	return append(changes, cl.linkRemovals(refused)...), errs
 }
 
 func removals(sets []ipset.Set) []ipset.Change {

@@ -216,15 +216,19 @@ func (cl *cleaner) keptSources(sources map[netip.Addr]int) (changes []routing.Ch
 	return changes, kept, errs
 }
 
-// linkRemovals deletes the link or, if kube-proxy uses it, the addresses of a family that
-// kube-proxy does not serve in IPVS mode.
-func (cl *cleaner) linkRemovals() []routing.Change {
+// linkRemovals deletes the link or, if kube-proxy uses it or one of its addresses stays, the other
+// addresses of a family that kube-proxy does not serve in IPVS mode.
+func (cl *cleaner) linkRemovals(staying map[netip.Addr]bool) []routing.Change {
 	var changes []routing.Change
-	if cl.cached.link && !cl.kubeProxyUsesIPVS() {
+	inUse := cl.kubeProxyUsesIPVS()
+	for v := range cl.vips.allExisting() {
+		inUse = inUse || v.key.Claim == plan.ClaimAddress && staying[v.key.Addr]
+	}
+	if cl.cached.link && !inUse {
 		return append(changes, routing.Change{Op: routing.DeleteLink})
 	}
 	for v := range cl.vips.allExisting() {
-		if v.key.Claim == plan.ClaimAddress && !cl.cached.successor(ip.Of(v.key.Addr)).ipvs {
+		if v.key.Claim == plan.ClaimAddress && !staying[v.key.Addr] && !cl.cached.successor(ip.Of(v.key.Addr)).ipvs {
 			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: v.key.Addr})
 		}
 	}

@@ -162,6 +162,35 @@ func TestCleanupKeepsSources(t *testing.T) {
 	}
 }
 
+// TestCleanupKeepsAddressOfSource keeps the address of such a VIP if the kernel refuses the route.
+func TestCleanupKeepsAddressOfSource(t *testing.T) {
+	for claim, kept := range map[plan.ClaimMode]string{plan.ClaimAddress: "addresses [10.96.0.1]", plan.ClaimRoute: "local route 10.96.0.1/32 dev lo"} {
+		w := newWorld(t)
+		w.cfg.VIPs.ClusterIPs = claim
+		if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"), clusterIP("b", "10.96.0.2", "10.244.0.2:8000")).Err(); err != nil {
+			t.Fatal(err)
+		}
+		w.Routing.SetSources(map[netip.Addr]int{netip.MustParseAddr("10.96.0.1"): 2})
+		w.restore(ip.IPv4, ofIptablesMode+emptiedByIptablesMode)
+		w.refuse = func(change string) error {
+			if strings.HasPrefix(change, "add ") && strings.Contains(change, "route 10.96.0.1") {
+				return unix.ENOMEM
+			}
+			return nil
+		}
+		if _, err := w.cleanup(); !errors.Is(err, unix.ENOMEM) {
+			t.Errorf("%s, the route is refused: %v", claim, err)
+		}
+		w.check([]string{kept}, []string{"10.96.0.2", "-t 10.96.0.1:80"})
+		w.refuse = nil
+		w.Routing.SetSources(nil)
+		if _, err := w.cleanup(); err != nil {
+			t.Errorf("%s, when they have ended: %v", claim, err)
+		}
+		w.check(nil, []string{"link true", "local route"})
+	}
+}
+
 // TestNotTakenOver: kube-proxy writes the rules of one family after the other. Only rules are
 // read: this is repeated each second.
 func TestNotTakenOver(t *testing.T) {

@@ -53,7 +53,7 @@ func demandsOf(cfg *Config, n *Node, facts *Facts, f ip.Family) []string {
 	if hasLocalhostPlaceholders(cfg, n, facts, f) {
 		out = append(out, DemandedLocalhost.In(f))
 	}
-	if n.hasInternalPlaceholders(f) {
+	if cfg.hasInternalPlaceholders(n, f) {
 		out = append(out, DemandedInternal.In(f))
 	}
 	return out

@@ -150,14 +150,22 @@ func (r *ruleset) externalClients(n *Node) []string {
 }
 
 // marksInternal reports whether internal clients of Local get its fwmarks.
-func (n *Node) marksInternal(f ip.Family) bool {
-	return n.Uses.Has(Local, f) && !n.postpones(DemandedInternal, f)
+func (c *Config) marksInternal(n *Node, f ip.Family) bool {
+	return n.Uses.Has(Local, f) && !n.postpones(DemandedInternal, f) && !c.localMarkTaken(n, f)
+}
+
+// localMarkTaken reports whether another program uses a mark that has all bits of these fwmarks.
+// IPVS's packets with it would be masqueraded, and lose bits of it. So internal clients then get the
+// node-local endpoints, as under kube-proxy. ruleConflicts and markConflicts warn about it.
+func (c *Config) localMarkTaken(n *Node, f ip.Family) bool {
+	v := c.LocalMark.Value
+	return v != 0 && n.foreignMark(f, func(mark uint32) bool { return mark&v == v })
 }
 
 // hasInternalPlaceholders reports whether placeholder rules match packets of internal clients of
 // Local; see Demands.
-func (n *Node) hasInternalPlaceholders(f ip.Family) bool {
-	return n.Uses.Has(Local, f) && n.hasPlaceholders(DemandedInternal, f)
+func (c *Config) hasInternalPlaceholders(n *Node, f ip.Family) bool {
+	return n.Uses.Has(Local, f) && n.hasPlaceholders(DemandedInternal, f) && !c.localMarkTaken(n, f)
 }
 
 // internalPlaceholders returns the placeholder rule for internalRules. The jumps and base chains of
@@ -170,7 +178,7 @@ func (n *Node) hasInternalPlaceholders(f ip.Family) bool {
 //	nat -A KUBE-IPVS-DEMAND -m addrtype --src-type LOCAL -j SET --add-set KUBE-IPVS-DEMAND-INTERNAL dst
 //	nat -A KUBE-IPVS-DEMAND -s 10.244.0.0/16 -j SET --add-set KUBE-IPVS-DEMAND-INTERNAL dst
 func (r *ruleset) internalPlaceholders(n *Node) []nat.Rule {
-	if !n.hasInternalPlaceholders(r.family) {
+	if !r.cfg.hasInternalPlaceholders(n, r.family) {
 		return nil
 	}
 	rules := r.skipExternal()
@@ -249,7 +257,7 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 //	nat    -A KUBE-IPVS-INSIDE -i eth0 -j RETURN     (each outer interface, if they are not dropped)
 //	nat    -A KUBE-IPVS-INSIDE -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j KUBE-MARK-MASQ
 func (r *ruleset) externalLocal(n *Node) {
-	if n.marksInternal(r.family) {
+	if r.cfg.marksInternal(n, r.family) {
 		const comment = "kubernetes external traffic policy"
 		match := notEstablished + " " + r.match(Local, "dst,dst")
 		r.jumpIf(nat.Mangle, "INPUT", match, chainInternal, comment)
@@ -311,19 +319,21 @@ func (r *ruleset) masqueradesExternal(n *Node) bool {
 // kernel route the packet again. The node's own packets to a remote endpoint are masqueraded,
 // because their source may be the VIP. In INPUT, a packet with such a mark for another address is
 // another program's, and keeps its mark. After IPVS no rule can distinguish these, because their
-// destination is an endpoint:
+// destination is an endpoint. If a rule of another program uses the bit, it is therefore only cleared
+// where it would route the packet to lo; the outer packets of a tunnel to a VIP are then lost, as
+// under kube-proxy, where such a VIP is local:
 //
 //	filter -A INPUT -m mark --mark 0x4/0xd -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-CLAIMED
 //	filter -A KUBE-IPVS-CLAIMED -j MARK --set-xmark 0x0/0x4
 //	-A OUTPUT -m mark ! --mark 0x0/0xd -m ipvs --ipvs -j KUBE-IPVS-SENT
-//	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j MARK --set-xmark 0x0/0x4
+//	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j MARK --set-xmark 0x0/0x4     (-m set --match-set KUBE-IPVS-PORT-IPS dst, if used by others)
 //	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j RETURN
 //	-A KUBE-IPVS-SENT -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000
 //	-A KUBE-IPVS-SENT -j MARK --set-xmark 0x0/0x3fff
 //	-A KUBE-IPVS-SENT -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060     (with reply routing)
 func (r *ruleset) clearMarks(n *Node) {
 	local, claim := uint32(0), uint32(0)
-	if n.marksInternal(r.family) && r.cfg.LocalMark.Value != 0 {
+	if r.cfg.marksInternal(n, r.family) && r.cfg.LocalMark.Value != 0 {
 		local = r.cfg.LocalMark.Value
 	}
 	if r.usesPortClaims() {
@@ -342,7 +352,11 @@ func (r *ruleset) clearMarks(n *Node) {
 		unmark := nat.Rule(fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", claim))
 		r.jumpIf(nat.Filter, "INPUT", fmt.Sprintf("-m mark --mark %#x/%#x %s", claim, r.cfg.sharedVIPMask(), r.match(PortVIPs, "dst")), "KUBE-IPVS-CLAIMED", "kubernetes claimed ports")
 		r.chain(nat.Filter, "KUBE-IPVS-CLAIMED", unmark)
-		rules = append(rules, nat.Rule(withoutFwmark)+unmark)
+		misrouted := ""
+		if n.foreignMark(r.family, func(mark uint32) bool { return mark&claim != 0 }) {
+			misrouted = r.match(PortVIPs, "dst") + " "
+		}
+		rules = append(rules, nat.Rule(withoutFwmark+misrouted)+unmark)
 	}
 	if local != 0 {
 		masq := r.cfg.MasqueradeMark
@@ -362,9 +376,9 @@ func (r *ruleset) clearMarks(n *Node) {
 // another program's mark, and keep their source:
 //
 //	nat -A KUBE-POSTROUTING -m mark --mark 0x9/0x9 -m addrtype --src-type LOCAL -m ipvs --ipvs -j MASQUERADE --random-fully
-func (r *ruleset) ownSource() []nat.Rule {
+func (r *ruleset) ownSource(n *Node) []nat.Rule {
 	v := r.cfg.LocalMark.Value
-	if v == 0 || !r.uses(Local) {
+	if v == 0 || !r.uses(Local) || r.cfg.localMarkTaken(n, r.family) {
 		return nil
 	}
 	return []nat.Rule{rule("the node itself", fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x -m addrtype --src-type LOCAL -m ipvs --ipvs", v), "MASQUERADE --random-fully")}

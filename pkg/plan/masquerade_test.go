@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -150,5 +151,58 @@ func TestForeignMarksStay(t *testing.T) {
 	}
 	if n != 2*len(s.Config.Families) {
 		t.Errorf("%d rules, want two of each family", n)
+	}
+}
+
+// TestForeignMarksStayAfterIPVS checks that a packet that IPVS has sent keeps bits of its mark that a
+// rule or a policy rule of another program uses. Before the rule is known, and where the claim mark
+// would route the packet to lo, they are cleared.
+func TestForeignMarksStayAfterIPVS(t *testing.T) {
+	for _, c := range []struct {
+		mark   uint32 // of another program
+		policy bool   // of a policy rule
+		claim  bool   // the claim mark is cleared whatever the destination
+		local  bool   // fwmarks of internal clients are in use
+	}{
+		{0, false, true, true},
+		{0x80, false, true, true},
+		{0x14, false, false, true},
+		{0x14, true, false, true},
+		{0x1b, false, true, false},
+		{0x1b, true, true, false},
+		{0xff, false, false, false},
+	} {
+		s := load(t, "cluster")
+		s.Config.VIPs.LoadBalancers = plan.ClaimPort
+		if c.policy {
+			s.Node.Inventory.Rules = append(s.Node.Inventory.Rules, routing.Rule{Family: ip.IPv4, Priority: 1000, Mark: c.mark, Mask: 0xff, Table: 77})
+		} else if c.mark != 0 {
+			s.Node.ForeignMarks = map[ip.Family][]uint32{ip.IPv4: {c.mark}}
+		}
+		part := plan.ForNode(&s.Config, &s.Node)
+		sent := part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Mangle, Name: "KUBE-IPVS-SENT"}]
+		claim := slices.ContainsFunc(sent, func(r nat.Rule) bool {
+			return strings.HasSuffix(string(r), "-j MARK --set-xmark 0x0/0x4") && !strings.Contains(string(r), "--match-set KUBE-IPVS-PORT-IPS dst")
+		})
+		if claim != c.claim {
+			t.Errorf("%+v: the claim mark is cleared for all packets: %t\n%q", c, claim, sent)
+		}
+		local := slices.ContainsFunc(sent, func(r nat.Rule) bool { return strings.HasSuffix(string(r), "-j MARK --set-xmark 0x0/0x3fff") })
+		_, internal := part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Mangle, Name: "KUBE-IPVS-INTERNAL"}]
+		own := slices.ContainsFunc(part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.NAT, Name: "KUBE-POSTROUTING"}], func(r nat.Rule) bool {
+			return strings.Contains(string(r), "--mark 0x9/0x9 -m addrtype --src-type LOCAL")
+		})
+		if local != c.local || internal != c.local || own != c.local {
+			t.Errorf("%+v: fwmarks are cleared: %t, set: %t, masqueraded: %t", c, local, internal, own)
+		}
+		if len(sent) == 0 {
+			t.Errorf("%+v: nothing is cleared", c)
+		}
+		warned := slices.ContainsFunc(plan.Warnings(&s.Config, &s.Node, &part, plan.Foreign{}), func(w string) bool {
+			return strings.Contains(w, "IPv4 pods and the node get node-local endpoints")
+		})
+		if warned == c.local {
+			t.Errorf("%+v: warned: %t", c, warned)
+		}
 	}
 }

@@ -307,7 +307,7 @@ func (r *ruleset) postrouting(n *Node) {
 	}
 	rules = append(rules, r.bridgeRules(n)...)
 	rules = append(rules, r.sharedVIPSource(n)...)
-	rules = append(rules, r.ownSource()...)
+	rules = append(rules, r.ownSource(n)...)
 	rules = append(rules,
 		nat.Rule(fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m, m)),
 		nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/0x0", m)))

@@ -39,6 +39,9 @@ func Warnings(cfg *Config, n *Node, plan *NodePlan, foreign Foreign) []string {
 	for _, family := range cfg.Families {
 		out = append(out, valueWarnings(cfg, n, family)...)
 		out = append(out, orderWarnings(cfg, n, family)...)
+		if n.Uses.Has(Local, family) && cfg.localMarkTaken(n, family) {
+			out = append(out, fmt.Sprintf("%s pods and the node get node-local endpoints under externalTrafficPolicy Local: another program uses a mark with the bits %#x of --local-mark; choose another one", family, cfg.LocalMark.Value))
+		}
 	}
 	for _, family := range cfg.Families {
 		out = append(out, socketMarkConflicts(cfg, n, family, foreign.Sysctls)...)

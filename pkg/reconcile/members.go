@@ -135,7 +135,7 @@ type memberWriter struct {
 // add adds the members that need not wait, to all sets in one call. A member of
 // plan.Local gets a new mark only after the virtual server of its old mark has a drain entry.
 func (w *memberWriter) add() {
-	w.addDrainEntriesOfReplaced()
+	w.addDrainEntriesOfMarks()
 	var changes []ipset.Change
 	for m := range w.t.members.allDirty() {
 		want, desired := w.t.desiredMember(m)

@@ -339,7 +339,7 @@ func (d *resync) compareServer(s *server) {
 	switch want := d.t.desiredIn(s); {
 	case want != nil:
 		differs = len(d.t.serverChanges(s, want)) > 0
-	case d.t.mustDrain(s):
+	case d.t.mustRetire(s):
 		differs = len(d.t.retireChanges(s)) > 0
 	}
 	compared(d, &d.t.servers.table, s, differs)

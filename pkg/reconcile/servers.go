@@ -156,14 +156,14 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 	plan.OrderRealServers(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
 }
 
-// delete deletes virtual servers that are not desired, unless they must drain first (mustDrain).
+// delete deletes virtual servers that are not desired, unless they must be retired first (mustRetire).
 // Those in unsure are deleted too: without their members they would look foreign.
 // Fwmark virtual servers are deleted last: without its own, an internal client would use the
 // virtual server of the address, whose endpoints are for external clients.
 func (w *serverWriter) delete() {
 	var changes []ipvs.Change
 	for s := range w.t.servers.allDirty() {
-		if w.t.desiredIn(s) != nil || w.t.mustDrain(s) {
+		if w.t.desiredIn(s) != nil || w.t.mustRetire(s) {
 			continue
 		}
 		if _, unsure := w.t.servers.unsure[s.key]; s.exists || unsure {
@@ -218,7 +218,7 @@ func (w *serverWriter) clean(changes, later []ipvs.Change) {
 		case want != nil && len(w.t.serverChanges(s, want)) == 0:
 			s.cached.share(want)
 			w.t.servers.setClean(s)
-		case want == nil && w.t.mustDrain(s) && len(w.t.retireChanges(s)) == 0:
+		case want == nil && w.t.mustRetire(s) && len(w.t.retireChanges(s)) == 0:
 			w.t.servers.setClean(s)
 		}
 	}

@@ -11,12 +11,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// A fwmark virtual server serves the internal clients of an address and port with
-// externalTrafficPolicy Local: the member of plan.Local gives their packets its mark. It may become
-// undesired while the virtual server of the address and port stays, because the policy changed, the
-// last endpoint left this node, or the fwmark itself changed. IPVS finds an established connection by
-// its addresses, without the mark. So all that it needs is that the virtual and the real server stay;
-// deleting them would reset it (expire_nodest_conn). The virtual server is therefore retired:
+// An address and port with externalTrafficPolicy Local has two virtual servers. That of the address has
+// the node-local endpoints, for external clients. A fwmark virtual server has all endpoints, for
+// internal clients: the member of plan.Local gives their packets its mark. It may become undesired
+// while the other one stays, because the policy changed, the last endpoint left this node, or the
+// fwmark itself changed. IPVS finds an established connection by its addresses, without the mark. So
+// all that it needs is that the virtual and the real server stay; deleting them would reset it
+// (expire_nodest_conn). The virtual server is therefore retired:
 //
 //  1. A member of plan.Draining, the drain entry, lists address, port and fwmark
 //     (addDrainEntriesOfMarks and deleteFromLocal).

@@ -11,9 +11,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// stage says what a flush may write. Until Prune, some Services are not known yet, and rules of
-// another program or configuration may serve them: those of kube-proxy, or of another version or
-// configuration of ours. The node keeps serving in each stage:
+// stage says what a flush may write. Until Prune, some Services are not known yet, so no undesired
+// state is deleted. The rules in the kernel may be others': those of kube-proxy, or of another version
+// or configuration of ours. They serve until all Services are known:
 //
 //	stage     rules in the kernel                     virtual servers, members, VIPs   our rules
 //	holding   others', with virtual servers           wait                             wait
@@ -32,16 +32,19 @@ type stage int
 
 const (
 	// holding: kube-proxy's rules of IPVS mode, or those of another version or configuration, serve
-	// the virtual servers in the kernel. They match only sets that had members, because both kube-proxy
-	// and we write a rule once its set has one. So connections to the first Service of a kind, or to
-	// the other endpoints after externalTrafficPolicy changed, would not be masqueraded. Ours match
-	// sets that kube-proxy does not fill.
+	// the virtual servers in the kernel. Ours cannot replace them yet, because they match sets that
+	// kube-proxy does not fill. Virtual servers cannot change either. Others' rules match only sets
+	// that had members, because both kube-proxy and we write a rule once its set has one. So
+	// connections to the first Service of a kind, or to the other endpoints after
+	// externalTrafficPolicy changed, would not be masqueraded.
 	holding stage = iota
 	// beside: kube-proxy's rules of iptables mode are the only path to endpoints. They translate
 	// packets before IPVS sees them, so virtual servers may be added beside them. The same applies to
 	// any rules on a node without virtual servers.
 	beside
+	// adding: no others' rules serve.
 	adding
+	// settled: all Services are known.
 	settled
 )
 

@@ -11,10 +11,11 @@ import (
 
 // A shared VIP is local as a whole: its route is in table local (claimShared). But only the ports of
 // Services are this node's. The other ports may be served by a device that has the same address, such
-// as a load balancer. Pods and the node reach them there. Two things prevent that:
+// as a load balancer. Pods and the node reach them there, although the VIP is local:
 //
-//   - Table local keeps a packet to the VIP on the node.
-//   - The reverse-path check drops a packet whose source is the VIP, because the VIP is local.
+//   - A packet to the VIP leaves the node only if the route lookup skips table local.
+//   - A packet whose source is the VIP passes the reverse-path check only if the lookup of that check
+//     skips table local.
 //
 // Two marks make a route lookup skip table local, by the policy rules of addClaimRules. With the
 // claim mark, here 0x4/0xd, each lookup skips it. With the device mark, 0x5/0xd, only that of the
@@ -27,8 +28,8 @@ import (
 //	device to the node or a pod, request         KUBE-IPVS-DEVICE   device
 //	node or pod to the device, reply             KUBE-IPVS-PROBED   claim
 //
-// A reply is recognized by its connection: the connmark 0x4/0xd marks those that the node itself or
-// the device began.
+// The connmark 0x4/0xd marks connections that the node itself or the device began. The chains recognize
+// packets of these by it.
 
 // sharesVIPs reports the same as claimsPorts for shared VIPs.
 func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {

@@ -125,7 +125,7 @@ func (o *Options) addProcessFlags(fs *pflag.FlagSet) {
 	fs.Int32Var(&o.metricsPort, "metrics-port", MetricsPort, "0: no metrics. Another port applies if --metrics-bind-address has none.")
 	deprecate(fs, "healthz-port", "use --healthz-bind-address")
 	deprecate(fs, "metrics-port", "use --metrics-bind-address")
-	fs.BoolVar(&c.EnableProfiling, "profiling", c.EnableProfiling, "Serve /debug/pprof on the address of metrics.")
+	fs.BoolVar(&c.EnableProfiling, "profiling", c.EnableProfiling, "Serve /debug/pprof, and /debug/flags/v to set the verbosity of the log, on the address of metrics.")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", c.ShowHiddenMetricsForVersion,
 		"Kubernetes version, such as 1.35, whose hidden metrics are shown.")
 	fs.Int32Var(c.OOMScoreAdj, "oom-score-adj", *c.OOMScoreAdj, "The process's oom_score_adj, -1000 to 1000.")

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	"k8s.io/component-base/configz"
+	"k8s.io/component-base/logs"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
@@ -27,7 +29,8 @@ type MetricsServer struct {
 
 // Pages are the optional pages.
 type Pages struct {
-	// Profiling serves pprof, which costs time and exposes internals.
+	// Profiling serves pprof, which costs time and exposes internals, and /debug/flags/v, which
+	// sets the verbosity of the log.
 	Profiling bool
 	// Flags are the flags by name for /flagz. Without flags the page is disabled.
 	Flags map[string]string
@@ -59,6 +62,7 @@ func (s *MetricsServer) Handler() http.Handler {
 		mux.Handle("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))
 		mux.Handle("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
 		mux.Handle("/debug/pprof/trace", http.HandlerFunc(pprof.Trace))
+		mux.Handle("/debug/flags/v", http.HandlerFunc(setVerbosity))
 	}
 	if len(s.pages.Flags) > 0 {
 		mux.Handle("/flagz", flagz(s.pages.Flags))
@@ -89,6 +93,28 @@ func (m *listedMux) folders() []string {
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// maxVerbosity is more than the length of any number that is a verbosity.
+const maxVerbosity = 32
+
+// setVerbosity sets --v until the process ends, by a PUT of the number. Its responses are kube-proxy's.
+func setVerbosity(w http.ResponseWriter, r *http.Request) {
+	code, text := http.StatusNotAcceptable, "unsupported http method"
+	if r.Method == http.MethodPut {
+		code = http.StatusOK
+		number, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxVerbosity))
+		if err == nil {
+			text, err = logs.GlogSetter(string(number))
+		}
+		if err != nil {
+			code, text = http.StatusBadRequest, err.Error()
+		}
+	}
+	w.Header().Set("Content-Type", "text/plain")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = io.WriteString(w, text) // fails only if the client is gone
 }
 
 // answerText writes a plain-text response.

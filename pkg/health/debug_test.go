@@ -8,6 +8,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/configz"
+	"k8s.io/component-base/logs"
+	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -47,6 +49,36 @@ func TestMetricsServer(t *testing.T) {
 		if w.Code != c.code || !strings.Contains(w.Body.String(), c.has) {
 			t.Errorf("%s, profiling %t: %d, want %d with %q, in\n%s", c.path, c.profiling, w.Code, c.code, c.has, w.Body)
 		}
+	}
+}
+
+// TestVerbosity sets the verbosity as it is set of kube-proxy: curl -X PUT -d 4 …/debug/flags/v.
+func TestVerbosity(t *testing.T) {
+	defer func() {
+		if _, err := logs.GlogSetter("0"); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, c := range []struct {
+		method, body string
+		profiling    bool
+		code         int
+		has          string
+	}{
+		{http.MethodPut, "3", false, 404, ""},
+		{http.MethodPut, "4", true, 200, "successfully set klog.logging.verbosity to 4"},
+		{http.MethodPut, "high", true, 400, "invalid syntax"},
+		{http.MethodPut, strings.Repeat("0", 100), true, 400, "too large"},
+		{http.MethodGet, "", true, 406, "unsupported http method"},
+	} {
+		w := httptest.NewRecorder()
+		NewMetricsServer(Pages{Profiling: c.profiling}).Handler().ServeHTTP(w, httptest.NewRequest(c.method, "/debug/flags/v", strings.NewReader(c.body)))
+		if w.Code != c.code || !strings.Contains(w.Body.String(), c.has) {
+			t.Errorf("%s %q: %d, want %d with %q, in\n%s", c.method, c.body, w.Code, c.code, c.has, w.Body)
+		}
+	}
+	if !klog.V(4).Enabled() || klog.V(5).Enabled() {
+		t.Error("the verbosity is not 4")
 	}
 }
 

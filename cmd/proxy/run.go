@@ -128,7 +128,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	if err != nil {
 		return err
 	}
-	state := health.NewServer(cfg.SyncPeriod, recorder)
+	state := health.NewServer(cfg.SyncPeriod, recorder, cfg.Plan.Families...)
 	var p *proxy.Proxy // set before it uses checks
 	checks := health.NewHealthChecks(ctx, state.Healthy, func(name types.NamespacedName, address string, err error) {
 		p.HealthCheckRefused(name, address, err)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
 // Counter counts responses. Package metrics implements it.
@@ -29,9 +31,10 @@ type Counter interface {
 //   - /readyz: also whether the kernel has accepted what was programmed. A rollout
 //     stops at a node that is not ready.
 type Server struct {
-	late    time.Duration
-	counter Counter
-	listen  listenFunc
+	late     time.Duration
+	families []ip.Family
+	counter  Counter
+	listen   listenFunc
 
 	mu         sync.Mutex
 	queued     time.Time // since when work is pending; zero: none
@@ -42,9 +45,9 @@ type Server struct {
 }
 
 // NewServer creates a server that reports the proxy as stuck when work has been pending
-// for more than two sync periods.
-func NewServer(syncPeriod time.Duration, counter Counter) *Server {
-	return &Server{late: 2 * syncPeriod, counter: counter, listen: net.Listen}
+// for more than two sync periods. The families are those that the proxy serves.
+func NewServer(syncPeriod time.Duration, counter Counter, families ...ip.Family) *Server {
+	return &Server{late: 2 * syncPeriod, families: families, counter: counter, listen: net.Listen}
 }
 
 // Run serves at an address until the context ends; with the zero address it returns at
@@ -184,12 +187,18 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-// The response bodies have kube-proxy's fields, except status: one loop serves both families.
+// The response bodies have kube-proxy's fields. One loop serves both families, so their status is the
+// same.
 type (
 	livezBody struct {
+		LastUpdated time.Time               `json:"lastUpdated"`
+		CurrentTime time.Time               `json:"currentTime"`
+		Healthy     bool                    `json:"healthy"`          // as /livez, even in /healthz
+		Status      map[string]familyStatus `json:"status,omitempty"` // by family, after the first sync
+	}
+	familyStatus struct {
 		LastUpdated time.Time `json:"lastUpdated"`
-		CurrentTime time.Time `json:"currentTime"`
-		Healthy     bool      `json:"healthy"` // as /livez, even in /healthz
+		Healthy     bool      `json:"healthy"`
 	}
 	healthzBody struct {
 		livezBody
@@ -199,10 +208,16 @@ type (
 
 // body returns what both responses have. As in kube-proxy, a healthy proxy counts as up to
 // date.
-func (s state) body(code int) livezBody {
-	body := livezBody{LastUpdated: s.passed, CurrentTime: s.now, Healthy: s.healthy}
+func (s *Server) body(st *state, code int) livezBody {
+	body := livezBody{LastUpdated: st.passed, CurrentTime: st.now, Healthy: st.healthy}
+	if !st.passed.IsZero() {
+		body.Status = map[string]familyStatus{}
+		for _, family := range s.families {
+			body.Status[family.String()] = familyStatus{st.passed, st.healthy}
+		}
+	}
 	if code == http.StatusOK {
-		body.LastUpdated = s.now
+		body.LastUpdated = st.now
 	}
 	return body
 }
@@ -213,12 +228,12 @@ func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	// healthy. After a restart the kernel serves: kube-proxy is healthy while it starts.
 	code := status(st.healthy && st.eligible && st.serving)
 	s.counter.Healthz(r.Context(), code)
-	answerJSON(w, code, healthzBody{st.body(code), st.eligible})
+	answerJSON(w, code, healthzBody{s.body(&st, code), st.eligible})
 }
 
 func (s *Server) livez(w http.ResponseWriter, r *http.Request) {
 	st := s.current(time.Now())
 	code := status(st.healthy)
 	s.counter.Livez(r.Context(), code)
-	answerJSON(w, code, st.body(code))
+	answerJSON(w, code, s.body(&st, code))
 }

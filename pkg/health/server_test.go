@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
 // counts is a Counter.
@@ -132,7 +134,7 @@ func TestNode(t *testing.T) {
 func TestBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var counted counts
-		s := NewServer(syncPeriod, &counted)
+		s := NewServer(syncPeriod, &counted, ip.IPv4, ip.IPv6)
 		clock := func() string { return time.Now().Format(time.RFC3339Nano) }
 		want := func(path string, code int, want map[string]any) {
 			t.Helper()
@@ -141,18 +143,23 @@ func TestBodies(t *testing.T) {
 				t.Errorf("%s answers %d, want %d (-want +got):\n%s", path, got, code, diff)
 			}
 		}
+		want("/livez", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock(), "healthy": true})
 		s.Passed(0, 0, 0)
 		passed := clock()
+		status := func(healthy bool) map[string]any {
+			family := map[string]any{"lastUpdated": passed, "healthy": healthy}
+			return map[string]any{"IPv4": family, "IPv6": family}
+		}
 		time.Sleep(time.Minute)
-		want("/healthz", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock(), "nodeEligible": true, "healthy": true})
-		want("/livez", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock(), "healthy": true})
+		want("/healthz", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock(), "nodeEligible": true, "healthy": true, "status": status(true)})
+		want("/livez", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock(), "healthy": true, "status": status(true)})
 		s.Node(false, false, false)
-		want("/healthz", 503, map[string]any{"lastUpdated": passed, "currentTime": clock(), "nodeEligible": false, "healthy": true})
+		want("/healthz", 503, map[string]any{"lastUpdated": passed, "currentTime": clock(), "nodeEligible": false, "healthy": true, "status": status(true)})
 		s.Queued()
 		time.Sleep(time.Hour)
-		want("/livez", 503, map[string]any{"lastUpdated": passed, "currentTime": clock(), "healthy": false})
+		want("/livez", 503, map[string]any{"lastUpdated": passed, "currentTime": clock(), "healthy": false, "status": status(false)})
 
-		if diff := cmp.Diff(counts{"healthz 200", "livez 200", "healthz 503", "livez 503"}, counted); diff != "" {
+		if diff := cmp.Diff(counts{"livez 200", "healthz 200", "livez 200", "healthz 503", "livez 503"}, counted); diff != "" {
 			t.Errorf("counted (-want +got):\n%s", diff)
 		}
 	})

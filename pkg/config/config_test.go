@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/pflag"
+	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -560,6 +561,12 @@ func TestLoggingFlagsWinOverFile(t *testing.T) {
 	c := mustParse(t, "--config="+name, "-v=6")
 	if c.Logging.Verbosity != 6 || c.Logging.Format != "json" {
 		t.Errorf("verbosity %d, format %q", c.Logging.Verbosity, c.Logging.Format)
+	}
+	name = writeFile(t, proxyHead+"logging: {vmodule: [{filePattern: a, verbosity: 1}, {filePattern: b, verbosity: 1}]}\n")
+	c = mustParse(t, "--config="+name, "--vmodule=b=5")
+	want := logsapi.VModuleConfiguration{{FilePattern: "b", Verbosity: 5}, {FilePattern: "a", Verbosity: 1}, {FilePattern: "b", Verbosity: 1}}
+	if diff := cmp.Diff(want, c.Logging.VModule); diff != "" {
+		t.Errorf("vmodule (-want +got):\n%s", diff)
 	}
 }
 

@@ -152,7 +152,7 @@ func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSC
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		if err := copyChanged(o.flags.logging, loggingFlags(&f.proxy.Logging)); err != nil {
+		if err := o.overLogging(&f.proxy.Logging); err != nil {
 			return nil, nil, nil, err
 		}
 		proxy, notices = &f.proxy, append(f.notices, o.overriddenNotices()...)
@@ -165,6 +165,16 @@ func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSC
 		proxy.HostnameOverride = o.hostnameOverride
 	}
 	return proxy, own, notices, nil
+}
+
+// overLogging overrides fields of the file by logging flags that are set. The patterns of --vmodule
+// precede those of the file, because the first one that matches applies.
+func (o *Options) overLogging(file *logsapi.LoggingConfiguration) error {
+	patterns := file.VModule
+	file.VModule = nil
+	err := copyChanged(o.flags.logging, loggingFlags(file))
+	file.VModule = append(file.VModule, patterns...)
+	return err
 }
 
 // overOwn overrides fields of the file's document by flags that are set.

@@ -128,8 +128,12 @@ func runCommand(ctx context.Context, opts *config.Options, run func(context.Cont
 	if err := logsapi.ValidateAndApply(&cfg.Logging, cfg.Features); err != nil {
 		return fmt.Errorf("logging: %w", err)
 	}
+	logger := klog.FromContext(ctx)
+	if cfg.Action == config.Serve {
+		logger.Info("Version info", "version", version.Get()) // as kube-proxy does
+	}
 	for _, notice := range cfg.Notices {
-		klog.FromContext(ctx).Info(notice)
+		logger.Info(notice)
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()

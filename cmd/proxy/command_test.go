@@ -6,7 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/version"
+	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 )
@@ -37,6 +40,21 @@ func TestEmptyArguments(t *testing.T) {
 	}
 	if err := called(t, keep, nil, "--hostname-override=node1", "", "more"); err == nil || !strings.Contains(err.Error(), `"more"`) {
 		t.Errorf("%v does not name the argument", err)
+	}
+}
+
+// TestVersionIsLogged: a log without the version helps little.
+func TestVersionIsLogged(t *testing.T) {
+	defer func() { _ = logsapi.ResetForTest(nil) }()
+	var log strings.Builder
+	logger := funcr.New(func(_, line string) { log.WriteString(line + "\n") }, funcr.Options{})
+	cmd := newCommand(func(context.Context, config.Config) error { return nil })
+	cmd.SetArgs([]string{"--hostname-override=node1"})
+	if err := cmd.ExecuteContext(klog.NewContext(t.Context(), logger)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(log.String(), version.Get().GitVersion) {
+		t.Error(log.String())
 	}
 }
 

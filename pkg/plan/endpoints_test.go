@@ -192,6 +192,13 @@ func TestHealthCheckCountsAddresses(t *testing.T) {
 	if want := (plan.HealthCheck{Port: 32000, ReadyHere: 2}); !reflect.DeepEqual(part.HealthCheck, want) {
 		t.Errorf("two dual-stack pods: got %+v, want %+v", part.HealthCheck, want)
 	}
+	part = plan.ForService(&cfg, &plan.Facts{NodeName: "node-1"}, &service.Service{
+		HealthCheckNodePort: 32000, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		Ports: []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: []service.Endpoint{here("[fd00::2]:80")}}},
+	})
+	if part.HealthCheck.ReadyHere != 0 {
+		t.Errorf("an endpoint of a family that the Service does not have counts: %+v", part.HealthCheck)
+	}
 }
 
 // TestEndpointsOfVirtualServer: with UDPDrain, a terminating endpoint is a real server of weight

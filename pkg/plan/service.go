@@ -408,12 +408,12 @@ func (b *serviceBuilder) addHairpin(p *service.Port) {
 // readyHere returns the number of node-local endpoints that are ready for some port. A
 // dual-stack pod is one endpoint with an address of each family, so each family is
 // counted separately, as in kube-proxy. The counts differ only briefly; the greater one
-// is returned.
+// is returned. Endpoints of a family that the Service does not have get no traffic.
 func (b *serviceBuilder) readyHere() int {
 	here := map[ip.Family]map[netip.Addr]struct{}{ip.IPv4: {}, ip.IPv6: {}}
 	for _, p := range b.service.Ports {
 		for i := range p.Endpoints {
-			if e := &p.Endpoints[i]; e.Ready && b.facts.onNode(e) {
+			if e := &p.Endpoints[i]; e.Ready && b.facts.onNode(e) && b.service.Has(ip.Of(e.Addr.Addr())) {
 				here[ip.Of(e.Addr.Addr())][e.Addr.Addr()] = struct{}{}
 			}
 		}

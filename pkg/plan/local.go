@@ -410,7 +410,9 @@ var podKinds = []string{"veth", "netkit", "ipvlan", "ipvtap", "macvlan", "macvta
 // that ifb has queued enter again through their own interface.
 var silentKinds = []string{"dummy", "ifb", "nlmon", "vsockmon", "can", "vcan", "vxcan"}
 
-// isOuter reports whether a link is an outer interface other than an uplink. The node's end of a
+// isOuter reports whether a link is an outer interface other than an uplink. So are a VRF device to
+// which only adapters are attached, and these: table nat sees their packets, other chains see those
+// of the VRF device. The node's end of a
 // pod's link has no address or, unless it is an adapter, a single-host one. A bridge with an
 // address is for pods or containers, unless only adapters are attached to it. All kinds that are not
 // listed above are taken for tunnels, which receive packets of other hosts and often have no address:
@@ -418,8 +420,10 @@ var silentKinds = []string{"dummy", "ifb", "nlmon", "vsockmon", "can", "vcan", "
 func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	isAdapter := slices.Contains(adapters, l.Type)
 	switch {
-	case l.Loopback || l.Master != "" || slices.Contains(silentKinds, l.Type) || isPodLink(cfg, n, l):
+	case l.Loopback || l.Master != "" && !isVRF(n, l.Master) || slices.Contains(silentKinds, l.Type) || isPodLink(cfg, n, l):
 		return false
+	case l.Type == "vrf":
+		return extendsAdapter(n, l.Name)
 	case slices.Contains(switches, l.Type):
 		if !extendsAdapter(n, l.Name) {
 			return false
@@ -440,8 +444,12 @@ func isPodTap(cfg *Config, n *Node, l *routing.Link) bool {
 	return l.Type == "tuntap" && l.MAC != "" && inPodRange(cfg, n, l)
 }
 
-// extendsAdapter reports whether adapters, and nothing else, are attached to a bridge. It then
-// has their network.
+func isVRF(n *Node, name string) bool {
+	return slices.ContainsFunc(n.Inventory.Links, func(l routing.Link) bool { return l.Name == name && l.Type == "vrf" })
+}
+
+// extendsAdapter reports whether adapters, and nothing else, are attached to a bridge or a VRF
+// device. A bridge then has their network.
 func extendsAdapter(n *Node, bridge string) bool {
 	ports := portsOf(&n.Inventory, bridge)
 	return len(ports) > 0 && !slices.ContainsFunc(ports, func(l routing.Link) bool { return !slices.Contains(adapters, l.Type) })

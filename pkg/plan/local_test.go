@@ -126,6 +126,26 @@ func TestOuterLinks(t *testing.T) {
 	}
 }
 
+// TestOuterLinksInVRF: table nat sees packets on the interface, other chains see them on the VRF
+// device.
+func TestOuterLinksInVRF(t *testing.T) {
+	address := func(prefix string) []routing.Address {
+		return []routing.Address{{Prefix: netip.MustParsePrefix(prefix), Global: true}}
+	}
+	n := &plan.Node{}
+	n.Inventory.Links = []routing.Link{
+		{Index: 2, Name: "eth0", Type: "device", Addresses: address("192.168.0.11/24")},
+		{Index: 3, Name: "blue", Type: "vrf"},
+		{Index: 4, Name: "eth1", Type: "device", Master: "blue", Addresses: address("192.168.1.11/24")},
+		{Index: 5, Name: "pods", Type: "vrf"},
+		{Index: 6, Name: "veth1", Type: "veth", Master: "pods", Addresses: address("10.244.1.1/32")},
+		{Index: 7, Name: "eth2", Type: "device", Master: "bond0", Addresses: address("192.168.2.11/24")},
+	}
+	if got, want := outer(n), []string{"eth0", "blue", "eth1"}; !slices.Equal(got, want) {
+		t.Errorf("outer interfaces: %q, want %q", got, want)
+	}
+}
+
 // outer returns the interfaces by which external clients enter a node that does not know its pods.
 func outer(n *plan.Node) []string {
 	cfg := defaultConfig()

@@ -38,12 +38,13 @@ type NodePlan struct {
 
 // ForNode computes the plan of the node.
 func ForNode(cfg *Config, n *Node) NodePlan {
+	facts := NewFacts(cfg, n)
+	n = withNameableLinks(n)
 	plan := NodePlan{
 		Sysctls: sysctls(cfg, n),
 		Watched: watchedSysctls(cfg, n),
 		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
 	}
-	facts := NewFacts(cfg, n)
 	paths := map[ip.Family]Paths{}
 	for _, family := range cfg.Families {
 		paths[family] = PathsOf(cfg, n, family)

@@ -2,6 +2,8 @@ package plan
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -53,4 +55,45 @@ func namedLinks(cfg *Config, n *Node) map[string]bool {
 	}
 	delete(named, "")
 	return named
+}
+
+// nameable reports whether the name of an interface can be written in a rule. The kernel allows
+// names with a quotation mark, which iptables-save prints as it is, and names that end in a plus
+// sign, which iptables takes for a wildcard.
+func nameable(link string) bool {
+	return !strings.Contains(link, `"`) && !strings.HasSuffix(link, "+") && link != "!"
+}
+
+// withNameableLinks returns the node without the interfaces that no rule can name. Policy rules that
+// name one count as not wholly known.
+func withNameableLinks(n *Node) *Node {
+	unnameable := func(l routing.Link) bool { return !nameable(l.Name) }
+	over := func(r routing.Route) bool { return !nameable(r.Link) }
+	inv := &n.Inventory
+	named := !slices.ContainsFunc(inv.Links, unnameable) && !slices.ContainsFunc(inv.Rules, func(r routing.Rule) bool { return !nameable(r.IIf) || !nameable(r.OIf) })
+	if named {
+		return n
+	}
+	out := *n
+	out.Inventory.Links = slices.DeleteFunc(slices.Clone(inv.Links), unnameable)
+	out.Inventory.Rules = slices.Clone(inv.Rules)
+	for i := range out.Inventory.Rules {
+		r := &out.Inventory.Rules[i]
+		r.Other = r.Other || !nameable(r.IIf) || !nameable(r.OIf)
+	}
+	for _, routes := range []*[]routing.Route{&out.Inventory.Defaults, &out.Inventory.Attached, &out.Inventory.Direct} {
+		*routes = slices.DeleteFunc(slices.Clone(*routes), over)
+	}
+	return &out
+}
+
+// linkNameWarnings names the interfaces that withNameableLinks leaves out.
+func linkNameWarnings(n *Node) []string {
+	var out []string
+	for _, l := range n.Inventory.Links {
+		if !nameable(l.Name) {
+			out = append(out, "the interface "+strconv.Quote(l.Name)+" is not recognized as an uplink, an ENI or a bridge: its name cannot be written in a rule")
+		}
+	}
+	return out
 }

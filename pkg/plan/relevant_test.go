@@ -4,11 +4,15 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -58,4 +62,49 @@ func (g generator) podLinks() []routing.Link {
 		out = append(out, routing.Link{Index: 109, Name: "cni0", Type: "bridge", Up: true, Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("10.244.0.1/24"), Global: true}}})
 	}
 	return out
+}
+
+// Names of interfaces that the kernel allows and rules cannot contain do not appear in any, and every
+// rule can be written. Addresses of such interfaces have node ports nevertheless.
+func TestLinksThatCannotBeNamed(t *testing.T) {
+	for name, want := range map[string]bool{"eth9.100": true, "wan-1@x": true, "é%d$'": true, `up"link`: false, "eth+": false, "!": false} {
+		s := load(t, "eni")
+		rename := func(link string) string {
+			if link == "eth1" {
+				return name
+			}
+			return link
+		}
+		inv := &s.Node.Inventory
+		for i := range inv.Links {
+			inv.Links[i].Name = rename(inv.Links[i].Name)
+		}
+		for i := range inv.Defaults {
+			inv.Defaults[i].Link = rename(inv.Defaults[i].Link)
+		}
+		inv.Rules = append(inv.Rules, routing.Rule{Family: ip.IPv4, Priority: 9000, IIf: name, Table: 7})
+		part := plan.ForNode(&s.Config, &s.Node)
+		named := false
+		for c, rules := range part.NAT.Chains {
+			for _, r := range rules {
+				if _, err := nat.Words(string(r)); err != nil {
+					t.Errorf("%s: %s: %s: %v", name, c, r, err)
+				}
+				named = named || name != "!" && slices.Contains(nat.Arguments(r, "-i", "-o"), name)
+				if strings.Contains(string(r), "+ ") {
+					t.Errorf("%s: %s: a wildcard: %s", name, c, r)
+				}
+			}
+		}
+		warned := slices.ContainsFunc(plan.Warnings(&s.Config, &s.Node, &part, plan.Foreign{}), func(w string) bool {
+			return strings.Contains(w, "the interface "+strconv.Quote(name)+" is not recognized")
+		})
+		if named != want || warned == want {
+			t.Errorf("%s: named in a rule: %t, warned: %t", name, named, warned)
+		}
+		before, after := load(t, "eni"), plan.NewFacts(&s.Config, &s.Node)
+		if facts := plan.NewFacts(&before.Config, &before.Node); !facts.NodeIPs.Equal(after.NodeIPs) {
+			t.Errorf("%s: the node's addresses are %v", name, after.NodeIPs)
+		}
+	}
 }

@@ -29,6 +29,7 @@ func Warnings(cfg *Config, n *Node, plan *NodePlan, foreign Foreign) []string {
 	out = append(out, markConflicts(cfg, plan, foreign)...)
 	out = append(out, bridgeWarnings(cfg, n)...)
 	out = append(out, clientPortWarnings(cfg, n)...)
+	out = append(out, linkNameWarnings(n)...)
 	if cfg.MissingScheduler != "" {
 		out = append(out, fmt.Sprintf("the kernel has no IPVS scheduler %[1]s: Services are served with %[2]s; install the module ip_vs_%[1]s and restart kube-ipvs", cfg.MissingScheduler, cfg.Scheduler))
 	}

@@ -104,7 +104,7 @@ func back(mode string, nodes int) (steps []step) {
 	}
 	steps = append(steps, onNode(1), guide(cleanUp, 0), guide(cleanUp, 1).checked(isClean(nodes)))
 	if mode == "nftables" {
-		steps = append(steps, guide(nftables, 3))
+		steps = append(steps, guide(nftables, 3).ending(), renewed)
 	}
 	return append(steps, guide(onNoNode, 1), guide(keepOff, 1).checked(runsAsBefore))
 }

@@ -394,7 +394,7 @@ func kernelVersion() plan.Version {
 // bridgeNetfilter reports whether br_netfilter passes bridged packets to the rules of every
 // served family, and whether this can be enabled.
 func (m *machine) bridgeNetfilter() plan.BridgeNetfilter {
-	out, ours := plan.BridgeEnabled, len(m.NAT) > 0
+	out := plan.BridgeEnabled
 	for family := range m.NAT {
 		key := plan.BridgeSysctls[family]
 		have, err := m.sysctl.Observe([]string{key})
@@ -404,10 +404,6 @@ func (m *machine) bridgeNetfilter() plan.BridgeNetfilter {
 		case have[key] != "1":
 			out = plan.BridgeAvailable
 		}
-		ours = ours && m.record.Replaced(key)
-	}
-	if out == plan.BridgeEnabled && ours {
-		return plan.BridgeSet
 	}
 	return out
 }

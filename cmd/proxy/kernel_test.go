@@ -187,40 +187,6 @@ func TestLeftoversCannotBeOpened(t *testing.T) {
 	}
 }
 
-// TestBridgeNetfilterOfOurs tells parameters that kube-ipvs has set from others.
-func TestBridgeNetfilterOfOurs(t *testing.T) {
-	folder := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(folder, "net/bridge"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	key := plan.BridgeSysctls[ip.IPv4]
-	set := func(value string) {
-		if err := os.WriteFile(filepath.Join(folder, key), []byte(value+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	set("0")
-	parameters := sysctl.NewAt(folder)
-	record, err := sysctl.Record(parameters, t.TempDir(), "me")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := machine{sysctl: parameters, record: record, Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{ip.IPv4: nil}}}
-	check := func(want plan.BridgeNetfilter) {
-		t.Helper()
-		if got := m.bridgeNetfilter(); got != want {
-			t.Errorf("%d, want %d", got, want)
-		}
-	}
-	check(plan.BridgeAvailable)
-	record.Apply([]sysctl.Change{{Key: key, Value: "1"}})
-	check(plan.BridgeSet)
-	record.Apply([]sysctl.Change{{Key: key, Value: "0"}})
-	check(plan.BridgeAvailable)
-	set("1")
-	check(plan.BridgeEnabled)
-}
-
 // With --init-only, the rules of other programs decide too.
 func TestRefusesWithoutTheLoop(t *testing.T) {
 	fake := nat.NewFake(ip.IPv4)

@@ -23,13 +23,11 @@ import (
 type BridgeNetfilter uint8
 
 // BridgeUnavailable: br_netfilter is not loaded, or a parameter of BridgeSysctls is 0
-// and cannot be set. BridgeAvailable: a parameter is 0 and can be set. BridgeSet: bridged packets
-// pass the rules, because kube-ipvs has set a parameter that was 0. BridgeEnabled: they pass them
-// anyway.
+// and cannot be set. BridgeAvailable: a parameter is 0 and can be set. BridgeEnabled:
+// bridged packets pass the rules.
 const (
 	BridgeUnavailable BridgeNetfilter = iota
 	BridgeAvailable
-	BridgeSet
 	BridgeEnabled
 )
 
@@ -120,23 +118,18 @@ func NeedsBridgeNetfilter(cfg *Config, n *Node) bool {
 // bridgeNetfilterEnabled reports whether bridged packets pass the rules, or will after
 // addBridgeSysctls.
 func bridgeNetfilterEnabled(cfg *Config, n *Node) bool {
-	return n.BridgeNetfilter == BridgeEnabled || n.BridgeNetfilter != BridgeUnavailable && MayEnableBridgeNetfilter(cfg, n)
+	return n.BridgeNetfilter == BridgeEnabled || n.BridgeNetfilter == BridgeAvailable && MayEnableBridgeNetfilter(cfg, n)
 }
 
-// addBridgeSysctls makes br_netfilter pass bridged packets to the rules of each family. If
-// kube-ipvs has done so and may not any more, it undoes that.
+// addBridgeSysctls makes br_netfilter pass bridged packets to the rules of each family. Once set, a
+// parameter keeps its value, even if another program begins to drop forwarded packets: that may be a
+// policy engine, which relies on the parameter and does not set it again.
 func addBridgeSysctls(s sysctl.State, cfg *Config, n *Node) {
-	value := ""
-	switch {
-	case n.BridgeNetfilter == BridgeSet && !MayEnableBridgeNetfilter(cfg, n):
-		value = "0"
-	case n.BridgeNetfilter != BridgeUnavailable && NeedsBridgeNetfilter(cfg, n):
-		value = "1"
-	default:
+	if n.BridgeNetfilter == BridgeUnavailable || !NeedsBridgeNetfilter(cfg, n) {
 		return
 	}
 	for _, family := range cfg.Families {
-		s[BridgeSysctls[family]] = value
+		s[BridgeSysctls[family]] = "1"
 	}
 }
 

@@ -133,7 +133,7 @@ func TestForeignBridges(t *testing.T) {
 }
 
 // Where another program may drop forwarded packets, those between pods of a bridge must not pass its
-// rules: they do not under kube-proxy. What kube-ipvs has set before, it undoes.
+// rules: they do not under kube-proxy.
 func TestBridgeNetfilterWhereForwardingIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -143,10 +143,8 @@ func TestBridgeNetfilterWhereForwardingIsRefused(t *testing.T) {
 		rules     int    // that masquerade
 	}{
 		{"not refused", plan.BridgeAvailable, false, "1", 0},
-		{"not refused, set before", plan.BridgeSet, false, "1", 0},
 		{"refused", plan.BridgeAvailable, true, "", 1},
-		{"refused, set before", plan.BridgeSet, true, "0", 1},
-		{"refused, of an administrator", plan.BridgeEnabled, true, "", 0},
+		{"refused, enabled", plan.BridgeEnabled, true, "", 0},
 		{"refused, missing", plan.BridgeUnavailable, true, "", 1},
 	} {
 		n, cfg := bridgeNode(c.netfilter), defaultConfig()
@@ -161,12 +159,6 @@ func TestBridgeNetfilterWhereForwardingIsRefused(t *testing.T) {
 		if needs := plan.NeedsBridgeNetfilter(&cfg, n); needs == c.refuses {
 			t.Errorf("%s: the module is loaded: %t", c.name, needs)
 		}
-	}
-	// A bridge of virtual machines is added later.
-	n, cfg := bridgeNode(plan.BridgeSet), defaultConfig()
-	n.Inventory.Links = append(n.Inventory.Links, routing.Link{Index: 8, Name: "virbr0", Type: "bridge"}, routing.Link{Index: 9, Name: "vnet0", Type: "tun", Master: "virbr0"})
-	if got := plan.ForNode(&cfg, n).Sysctls["net/bridge/bridge-nf-call-iptables"]; got != "0" {
-		t.Errorf("beside a bridge of virtual machines the parameter is %q, want 0", got)
 	}
 }
 

@@ -1,8 +1,8 @@
 package plan
 
 import (
+	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -92,7 +92,7 @@ func linkNameWarnings(n *Node) []string {
 	var out []string
 	for _, l := range n.Inventory.Links {
 		if !nameable(l.Name) {
-			out = append(out, "the interface "+strconv.Quote(l.Name)+" is not recognized as an uplink, an ENI or a bridge: its name cannot be written in a rule")
+			out = append(out, fmt.Sprintf("the interface %q is not recognized as an uplink, an ENI or a bridge: its name cannot be written in a rule", l.Name))
 		}
 	}
 	return out

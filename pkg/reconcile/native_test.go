@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"errors"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // nativeRules are nftables rules of other programs.
@@ -65,25 +67,23 @@ func TestNativeMarks(t *testing.T) {
 }
 
 // TestRefusesIsPlanned checks that the plan knows of rules that may drop forwarded packets, and
-// resets br_netfilter's parameter then.
+// leaves br_netfilter's parameter alone then.
 func TestRefusesIsPlanned(t *testing.T) {
-	w := newWorld(t)
-	rules := &nativeRules{}
-	w.reconciler.kernel.Native = rules
 	const key = "net/bridge/bridge-nf-call-iptables"
-	w.Sysctl.Set(key, "1")
-	check := func(when, want string) {
-		t.Helper()
-		w.reconciler.SetNode(plan.Node{BridgeNetfilter: plan.BridgeSet}, 0)
+	for refuses, want := range map[bool]string{false: "1", true: "0"} {
+		w := newWorld(t)
+		w.reconciler.kernel.Native = &nativeRules{uses: []nft.MarkUse{{Chain: nft.ID{Family: "inet", Table: "firewalld", Name: "filter_FORWARD"}, Refuses: refuses}}}
+		w.Sysctl.Set(key, "0")
+		w.reconciler.SetNode(plan.Node{BridgeNetfilter: plan.BridgeAvailable, Inventory: routing.Inventory{Links: []routing.Link{
+			{Index: 2, Name: "cni0", Type: "bridge", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("10.244.1.1/24"), Global: true}}},
+			{Index: 3, Name: "veth1", Type: "veth", Master: "cni0"},
+		}}}, 0)
 		if _, err := w.observe(); err != nil {
 			t.Fatal(err)
 		}
 		w.reconciler.Flush()
 		if got := w.Sysctl.Values()[key]; got != want {
-			t.Errorf("%s: %s is %q, want %q", when, key, got, want)
+			t.Errorf("nftables rules drop: %t: %s is %q, want %q", refuses, key, got, want)
 		}
 	}
-	check("no such rules", "1")
-	rules.uses = []nft.MarkUse{{Chain: nft.ID{Family: "inet", Table: "firewalld", Name: "filter_FORWARD"}, Refuses: true}}
-	check("nftables rules drop", "0")
 }

@@ -92,17 +92,6 @@ func (r *Recorded) Apply(changes []Change) []Failure {
 	return r.Parameters.Apply(changes)
 }
 
-// Replaced reports whether Apply has given a key its present value, instead of another one. A nil
-// Recorded has replaced none.
-func (r *Recorded) Replaced(key string) bool {
-	if r == nil {
-		return false
-	}
-	known, ours := r.book.Values[key]
-	present, ok := r.present(key)
-	return ok && ours && present == known.Set && present != known.Before
-}
-
 // note records the keys whose value will change. A value that is neither the recorded
 // one nor ours was set by another program, and replaces the recorded one. Apply reports
 // keys that cannot be read.

@@ -166,31 +166,3 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("%q, %v", id, err)
 	}
 }
-
-// A key counts as replaced while it has our value instead of another one.
-func TestReplaced(t *testing.T) {
-	f := NewFake(State{forwardKey: "0", markKey: "1"})
-	folder := t.TempDir()
-	r := recorded(t, f, folder, "me")
-	check := func(when string, want bool) {
-		t.Helper()
-		for _, r := range []*Recorded{r, recorded(t, f, folder, "me")} {
-			if got := r.Replaced(forwardKey); got != want {
-				t.Errorf("%s: %t, want %t", when, got, want)
-			}
-		}
-	}
-	check("before", false)
-	mustApply(t, r, Change{forwardKey, "1"}, Change{markKey, "1"})
-	check("after", true)
-	if r.Replaced(markKey) {
-		t.Error("replaced, but it had that value before")
-	}
-	mustApply(t, r, Change{forwardKey, "0"})
-	check("undone", false)
-	f.Set(forwardKey, "1")
-	check("set by another program", false)
-	if (*Recorded)(nil).Replaced(forwardKey) {
-		t.Error("replaced without a record")
-	}
-}

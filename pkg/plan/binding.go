@@ -16,7 +16,8 @@ import (
 // bindings assigns to the primary interface and to each ENI its previous value or a free one, and
 // the first value to a primary interface that had none. It never assigns a value that conflicts with
 // another program's marks. ENIs are left out once the values run out. There are no bindings if the
-// primary interface has no value. With reserve, no ENI newly gets the value of branches (branchMark).
+// primary interface has no value, or if our policy rules would precede that of table local. With
+// reserve, no ENI newly gets the value of branches (branchMark).
 //
 // The primary interface stays bound once there was an ENI: an ENI that is set down
 // and up again, for example to be renamed, is briefly not recognized as one. If a
@@ -25,7 +26,7 @@ import (
 func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool) []Binding {
 	a := assignment{cfg: cfg, node: n, family: family, taken: map[uint32]bool{}}
 	primary := primaryLink(&n.Inventory, family)
-	if primary == "" || len(found) == 0 && !slices.ContainsFunc(n.Bound, a.isPrimary) {
+	if primary == "" || localIsLate(cfg, n, family) || len(found) == 0 && !slices.ContainsFunc(n.Bound, a.isPrimary) {
 		return nil
 	}
 	out := []Binding{{Family: family, Link: primary, Index: linkIndex(&n.Inventory, primary), Table: routing.TableMain, Mark: a.previousOfPrimary()}}
@@ -49,6 +50,16 @@ func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool)
 		return nil
 	}
 	return slices.DeleteFunc(out, func(b Binding) bool { return b.Mark == 0 })
+}
+
+// localIsLate reports whether table local is looked up after the policy rules of reply routing, as on
+// nodes with a VRF, whose administrators move it to priority 32765. Packets to a VIP that carry a
+// value would leave the node.
+func localIsLate(cfg *Config, n *Node, family ip.Family) bool {
+	at := slices.IndexFunc(n.Inventory.Rules, func(r routing.Rule) bool {
+		return r == routing.Rule{Family: family, Priority: r.Priority, Table: routing.TableLocal}
+	})
+	return at >= 0 && n.Inventory.Rules[at].Priority > cfg.SNAT.Priority
 }
 
 // MergeBindings returns the bindings of a new plan, and the earlier ones whose value and interface

@@ -268,3 +268,24 @@ func TestStraysAreDropped(t *testing.T) {
 		t.Errorf("a route of main by the ENI: %q, want %q", got, want)
 	}
 }
+
+// TestLocalAfterReplyRouting checks that nothing is bound if our policy rules would precede that of
+// table local: packets to VIPs would leave the node.
+func TestLocalAfterReplyRouting(t *testing.T) {
+	for priority, bound := range map[int]bool{0: true, 20: true, 480: true, 481: false, 32765: false} {
+		s := load(t, "eni")
+		s.Node.Inventory.Rules = slices.DeleteFunc(s.Node.Inventory.Rules, func(r routing.Rule) bool { return r.Table == routing.TableLocal })
+		s.Node.Inventory.Rules = append(s.Node.Inventory.Rules, routing.Rule{Family: ip.IPv4, Priority: priority, Table: routing.TableLocal})
+		part := plan.ForNode(&s.Config, &s.Node)
+		rule := slices.ContainsFunc(part.Rules, func(r routing.Rule) bool { return r.Family == ip.IPv4 && r.Priority == s.Config.SNAT.Priority })
+		if rule != bound || len(part.Bound) > 0 != bound {
+			t.Errorf("table local at %d: bound %v, rules %v", priority, part.Bound, part.Rules)
+		}
+		warned := slices.ContainsFunc(plan.Warnings(&s.Config, &s.Node, &part, plan.Foreign{}), func(w string) bool {
+			return strings.Contains(w, "IPv4 Service traffic by eth1") && strings.Contains(w, "the policy rule for table local comes after")
+		})
+		if warned == bound {
+			t.Errorf("table local at %d: warned: %t", priority, warned)
+		}
+	}
+}

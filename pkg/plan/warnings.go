@@ -121,7 +121,7 @@ func markConflicts(cfg *Config, plan *NodePlan, foreign Foreign) []string {
 }
 
 // valueWarnings finds interfaces that reply routing does not bind because the values of --reply-mark
-// conflict with marks of other programs.
+// conflict with marks of other programs, or because table local is looked up too late.
 func valueWarnings(cfg *Config, n *Node, family ip.Family) []string {
 	if cfg.SNAT.Mode != SNATAuto && cfg.SNAT.Mode != SNATFWMark {
 		return nil
@@ -137,6 +137,9 @@ func valueWarnings(cfg *Config, n *Node, family ip.Family) []string {
 		for _, b := range branches(cfg, n, family) {
 			unbound = append(unbound, b.Link)
 		}
+	}
+	if len(unbound) > 0 && localIsLate(cfg, n, family) {
+		return []string{fmt.Sprintf("%s Service traffic by %s is left to the kernel: the policy rule for table local comes after those of reply routing (--reply-rule-priority)", family, strings.Join(unbound, ", "))}
 	}
 	if len(unbound) == 0 || !hasConflictingValue(cfg, n, family) {
 		return nil

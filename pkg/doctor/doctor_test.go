@@ -151,6 +151,10 @@ func TestExamine(t *testing.T) {
 		"NodeLocal DNSCache": {func(f *Facts) {
 			f.Nodes[0].Links = append(f.Nodes[0].Links, routing.Link{Name: "nodelocaldns", Type: "dummy", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("10.96.0.10/32")}}})
 		}, "note nodelocaldns: has the cluster IP 10.96.0.10, as NodeLocal DNSCache does"},
+		"NodeLocal DNSCache, which serves the port": {func(f *Facts) {
+			f.Nodes[0].Links = append(f.Nodes[0].Links, routing.Link{Name: "nodelocaldns", Type: "dummy", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("10.96.0.10/32")}}})
+			delete(f.Nodes[0].IPVS, server)
+		}, "note nodelocaldns: has the cluster IP 10.96.0.10, as NodeLocal DNSCache does"},
 		"a lost virtual server": {func(f *Facts) { delete(f.Nodes[0].IPVS, server) },
 			"error drift: TCP 10.96.0.10:80 has no virtual server, although KUBE-CLUSTER-IP lists it"},
 		"a lost VIP": {func(f *Facts) { f.Nodes[0].Routes = f.Nodes[0].Routes[:2] }, "error drift: 10.96.0.10 is not local to the node"},

@@ -162,20 +162,22 @@ func leftovers(n *trace.Node) []Finding {
 
 // programmed checks that set member, virtual server and VIP of each cluster IP exist
 // together. If another interface has a cluster IP, a process of the node serves it; on
-// a dummy interface that is intended (NodeLocal DNSCache).
+// a dummy interface that is intended (NodeLocal DNSCache), and needs no virtual server.
 func programmed(n *trace.Node) []Finding {
 	var out []Finding
 	set := n.Sets[plan.ClusterIP.In(n.Family)]
 	for _, e := range slices.SortedFunc(maps.Keys(set.Entries), ipset.Entry.Compare) {
 		at := netip.AddrPortFrom(e.Addr, e.Port)
-		if _, ok := n.IPVS[plan.KeyOf(e)]; !ok {
+		name := n.LinkOf(e.Addr)
+		link, _ := n.Link(name)
+		isDummy := link.Type == "dummy"
+		if _, ok := n.IPVS[plan.KeyOf(e)]; !ok && !isDummy {
 			out = append(out, drift(fmt.Sprintf("%s %s has no virtual server, although %s lists it", e.Protocol, at, set.Name)))
 		}
 		if !n.Local(e.Addr) {
 			out = append(out, drift(fmt.Sprintf("%s is not local to the node, although %s lists it", e.Addr, set.Name)))
 		}
-		name := n.LinkOf(e.Addr)
-		if link, _ := n.Link(name); link.Type == "dummy" {
+		if isDummy {
 			out = append(out, Finding{Note, name, fmt.Sprintf("has the cluster IP %s, as NodeLocal DNSCache does", e.Addr), ""})
 		} else if name != "" {
 			out = append(out, Finding{Error, name, fmt.Sprintf("has the address %s, which is a Service's cluster IP", e.Addr), "give the interface another address, outside the Service range"})

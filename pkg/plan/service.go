@@ -190,6 +190,8 @@ func (b *serviceBuilder) addClusterIPs(family ip.Family, p *service.Port) {
 	for _, a := range ofFamily(b.service.ClusterIPs, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
 		if b.servedOnDummy(key) {
+			// Other ports of the address may be served by IPVS: this one must not be refused.
+			b.addMember(ClusterIP, EntryOf(key))
 			continue
 		}
 		if b.addVirtualServer(key, FromAllocator, endpoints) {

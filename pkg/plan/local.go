@@ -422,6 +422,8 @@ func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	switch {
 	case l.Loopback || l.Master != "" && !isVRF(n, l.Master) || slices.Contains(silentKinds, l.Type) || isPodLink(cfg, n, l):
 		return false
+	case isVirtualRouter(l):
+		return true
 	case l.Type == "vrf":
 		return extendsAdapter(n, l.Name)
 	case slices.Contains(switches, l.Type):
@@ -442,6 +444,13 @@ func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 // netdev; otherwise it is of the kind openvswitch.
 func isPodTap(cfg *Config, n *Node, l *routing.Link) bool {
 	return l.Type == "tuntap" && l.MAC != "" && inPodRange(cfg, n, l)
+}
+
+// isVirtualRouter reports whether a link receives the packets for a virtual MAC address of VRRP
+// (RFC 9568): keepalived adds such a macvlan for use_vmac, with single-host addresses while the node
+// is the master.
+func isVirtualRouter(l *routing.Link) bool {
+	return l.Type == "macvlan" && (strings.HasPrefix(l.MAC, "00:00:5e:00:01:") || strings.HasPrefix(l.MAC, "00:00:5e:00:02:"))
 }
 
 func isVRF(n *Node, name string) bool {

@@ -120,8 +120,12 @@ func TestOuterLinks(t *testing.T) {
 		{Index: 18, Name: "tun0", Type: "tuntap"},
 		{Index: 19, Name: "l2tpeth0", Type: "device", MAC: "02:00:00:00:00:13", Addresses: address("10.9.0.2/30")}, // the kernel names no kind
 	}
+	n.Inventory.Links = append(n.Inventory.Links,
+		routing.Link{Index: 20, Name: "vrrp.51", Type: "macvlan", MAC: "00:00:5e:00:01:33", Addresses: address("192.168.0.200/32")},
+		routing.Link{Index: 21, Name: "vrrp.52", Type: "macvlan", MAC: "00:00:5e:00:02:34"},
+		routing.Link{Index: 22, Name: "shim", Type: "macvlan", MAC: "02:00:00:00:00:16", Addresses: address("192.168.0.201/32")}) // of pods with macvlan
 	n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
-	if got, want := outer(n), []string{"eth0", "eth1", "lan", "flannel0", "zt0", "tun0", "l2tpeth0"}; !slices.Equal(got, want) {
+	if got, want := outer(n), []string{"eth0", "eth1", "lan", "flannel0", "zt0", "tun0", "l2tpeth0", "vrrp.51", "vrrp.52"}; !slices.Equal(got, want) {
 		t.Errorf("outer interfaces: %q, want %q", got, want)
 	}
 }

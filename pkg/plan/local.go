@@ -412,11 +412,12 @@ var silentKinds = []string{"dummy", "ifb", "nlmon", "vsockmon", "can", "vcan", "
 
 // isOuter reports whether a link is an outer interface other than an uplink. So are a VRF device to
 // which only adapters are attached, and these: table nat sees their packets, other chains see those
-// of the VRF device. The node's end of a
-// pod's link has no address or, unless it is an adapter, a single-host one. A bridge with an
-// address is for pods or containers, unless only adapters are attached to it. All kinds that are not
-// listed above are taken for tunnels, which receive packets of other hosts and often have no address:
-// there are dozens of them, and the kernel gets new ones more often than kinds for pods.
+// of the VRF device. The node's end of a pod's link has no address or, unless it is an adapter, a
+// single-host one. An adapter over which routes lead to a gateway needs no address (BGP unnumbered).
+// A bridge with an address is for pods or containers, unless only adapters are attached to it. All
+// kinds that are not listed above are taken for tunnels, which receive packets of other hosts and
+// often have no address: there are dozens of them, and the kernel gets new ones more often than
+// kinds for pods.
 func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	isAdapter := slices.Contains(adapters, l.Type)
 	switch {
@@ -433,7 +434,7 @@ func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	case !isAdapter && !slices.Contains(podKinds, l.Type):
 		return !isPodTap(cfg, n, l)
 	}
-	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
+	return isAdapter && slices.Contains(n.Inventory.Gateways, l.Name) || slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
 		return a.Global && (isAdapter || !a.Prefix.IsSingleIP())
 	})
 }

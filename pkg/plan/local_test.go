@@ -124,8 +124,13 @@ func TestOuterLinks(t *testing.T) {
 		routing.Link{Index: 20, Name: "vrrp.51", Type: "macvlan", MAC: "00:00:5e:00:01:33", Addresses: address("192.168.0.200/32")},
 		routing.Link{Index: 21, Name: "vrrp.52", Type: "macvlan", MAC: "00:00:5e:00:02:34"},
 		routing.Link{Index: 22, Name: "shim", Type: "macvlan", MAC: "02:00:00:00:00:16", Addresses: address("192.168.0.201/32")}) // of pods with macvlan
+	n.Inventory.Links = append(n.Inventory.Links,
+		routing.Link{Index: 23, Name: "swp1", Type: "device"},
+		routing.Link{Index: 24, Name: "idle", Type: "device"},
+		routing.Link{Index: 25, Name: "pod1", Type: "veth"})
+	n.Inventory.Gateways = []string{"pod1", "swp1"}
 	n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
-	if got, want := outer(n), []string{"eth0", "eth1", "lan", "flannel0", "zt0", "tun0", "l2tpeth0", "vrrp.51", "vrrp.52"}; !slices.Equal(got, want) {
+	if got, want := outer(n), []string{"eth0", "eth1", "lan", "flannel0", "zt0", "tun0", "l2tpeth0", "vrrp.51", "vrrp.52", "swp1"}; !slices.Equal(got, want) {
 		t.Errorf("outer interfaces: %q, want %q", got, want)
 	}
 }

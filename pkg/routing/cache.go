@@ -228,7 +228,7 @@ func (t linkTable) list() []Link {
 func (s *routeSet) with(links linkTable) Inventory {
 	inv := s.Inventory
 	inv.Links = links.list()
-	inv.Rules, inv.Peers = slices.Clone(inv.Rules), slices.Clone(inv.Peers)
+	inv.Rules, inv.Peers, inv.Gateways = slices.Clone(inv.Rules), slices.Clone(inv.Peers), slices.Clone(inv.Gateways)
 	inv.Defaults, inv.Attached, inv.Direct = slices.Clone(inv.Defaults), slices.Clone(inv.Attached), slices.Clone(inv.Direct)
 	return inv
 }

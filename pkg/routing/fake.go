@@ -94,6 +94,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 		Attached: slices.Clone(f.inventory.Attached),
 		Direct:   slices.Clone(f.inventory.Direct),
 		Peers:    slices.Clone(f.inventory.Peers),
+		Gateways: slices.Clone(f.inventory.Gateways),
 	}
 	for _, r := range f.routes {
 		if r.Dst.Bits() == 0 && !r.Local {
@@ -109,7 +110,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 func (f *Fake) SetInventory(inv Inventory) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults), Attached: slices.Clone(inv.Attached), Direct: slices.Clone(inv.Direct), Peers: slices.Clone(inv.Peers)}
+	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults), Attached: slices.Clone(inv.Attached), Direct: slices.Clone(inv.Direct), Peers: slices.Clone(inv.Peers), Gateways: slices.Clone(inv.Gateways)}
 	f.rules = nil
 	for _, r := range inv.Rules {
 		protocol := uint8(unix.RTPROT_KERNEL)

@@ -57,9 +57,9 @@ func (n *Netlink) readRoutes(links linkTable) (*routeSet, error) {
 	for _, r := range rules {
 		out.links[r.IIf], out.links[r.OIf] = true, true
 	}
-	peers, names := map[netip.Addr]struct{}{}, links.names()
+	peers, names, main := map[netip.Addr]struct{}{}, links.names(), map[string]bool{}
 	for _, f := range ip.Families {
-		t := tables{family: f, numbers: tablesOf(rules, f, n.VIPTable), names: names, inputs: inputsOf(rules, f), peers: peers, gateways: out.links}
+		t := tables{family: f, numbers: tablesOf(rules, f, n.VIPTable), names: names, inputs: inputsOf(rules, f), peers: peers, gateways: out.links, main: main}
 		routes, err := n.tableRoutes(&t)
 		if err != nil {
 			return nil, err
@@ -73,6 +73,8 @@ func (n *Netlink) readRoutes(links linkTable) (*routeSet, error) {
 		return nil, err
 	}
 	out.Peers = slices.SortedFunc(maps.Keys(peers), netip.Addr.Compare)
+	delete(main, "")
+	out.Gateways = slices.Sorted(maps.Keys(main))
 	out.sort()
 	return out, nil
 }
@@ -107,9 +109,11 @@ type tables struct {
 	numbers []int
 	names   map[int]string
 	inputs  map[string]bool // interfaces whose routes to single hosts are read
-	// peers receives the gateways of all routes, and gateways the names of the links to them.
+	// peers receives the gateways of all routes, gateways the names of the links to them, and main
+	// those of the main table.
 	peers    map[netip.Addr]struct{}
 	gateways map[string]bool
+	main     map[string]bool
 }
 
 // wants reports whether a route may belong to the Inventory: a default route, one to a
@@ -180,15 +184,7 @@ func (n *Netlink) dumpTable(t *tables, table int) ([]netlink.Route, error) {
 	var out []netlink.Route
 	filter := &netlink.Route{Table: table, Type: unix.RTN_UNICAST}
 	err := n.byTable.RouteListFilteredIter(int(t.family.AF()), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
-		for _, hop := range hopsOf(r) {
-			via := gateway(hop)
-			if via.IsValid() {
-				t.gateways[t.names[hop.LinkIndex]] = true
-			}
-			if via.IsValid() && !via.IsLinkLocalUnicast() {
-				t.peers[via] = struct{}{}
-			}
-		}
+		t.addGateways(r)
 		if t.wants(r) {
 			out = append(out, r)
 		}
@@ -198,6 +194,23 @@ func (n *Netlink) dumpTable(t *tables, table int) ([]netlink.Route, error) {
 		return nil, nil // no such table, or no IPv6
 	}
 	return out, err
+}
+
+// addGateways adds the next hops of a route.
+func (t *tables) addGateways(r netlink.Route) {
+	for _, hop := range hopsOf(r) {
+		via, link := gateway(hop), t.names[hop.LinkIndex]
+		if !via.IsValid() {
+			continue
+		}
+		t.gateways[link] = true
+		if r.Table == TableMain {
+			t.main[link] = true
+		}
+		if !via.IsLinkLocalUnicast() {
+			t.peers[via] = struct{}{}
+		}
+	}
 }
 
 // vxlanPeers adds the nodes that VXLAN links send to.

@@ -3,10 +3,12 @@ package routing
 import (
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
@@ -44,5 +46,27 @@ func TestWantedRoutes(t *testing.T) {
 		if got := tables.wants(tc.route); got != tc.want {
 			t.Errorf("%s: wanted: %t", name, got)
 		}
+	}
+}
+
+// Links to gateways of the main table are told from those of other tables, and on-link routes have
+// none.
+func TestLinksToGateways(t *testing.T) {
+	tables := tables{family: ip.IPv4, names: map[int]string{2: "eth0", 3: "eth1", 4: "eth2", 5: "cni0"}, peers: map[netip.Addr]struct{}{}, gateways: map[string]bool{}, main: map[string]bool{}}
+	for _, r := range []netlink.Route{
+		{Table: TableMain, MultiPath: []*netlink.NexthopInfo{{LinkIndex: 2, Gw: net.ParseIP("192.0.2.1")}, {LinkIndex: 3, Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: net.ParseIP("fe80::1")}}}},
+		{Table: 7, LinkIndex: 4, Gw: net.ParseIP("192.0.2.2")},
+		{Table: TableMain, LinkIndex: 5},
+	} {
+		tables.addGateways(r)
+	}
+	if want := map[string]bool{"eth0": true, "eth1": true}; !maps.Equal(tables.main, want) {
+		t.Errorf("of the main table: %v, want %v", tables.main, want)
+	}
+	if want := map[string]bool{"eth0": true, "eth1": true, "eth2": true}; !maps.Equal(tables.gateways, want) {
+		t.Errorf("of all tables: %v, want %v", tables.gateways, want)
+	}
+	if len(tables.peers) != 2 {
+		t.Errorf("peers: %v", tables.peers)
 	}
 }

@@ -266,6 +266,9 @@ func TestInventory(t *testing.T) {
 	if diff := cmp.Diff(peers, got.Peers, byValue); diff != "" {
 		t.Errorf("peers (-want +got):\n%s", diff)
 	}
+	if !slices.Equal(got.Gateways, []string{"eth1"}) {
+		t.Errorf("links to gateways: %q", got.Gateways)
+	}
 	if diff := cmp.Diff(wantedLinks(), names(got.Links), byValue); diff != "" {
 		t.Errorf("links (-want +got):\n%s", diff)
 	}

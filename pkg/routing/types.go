@@ -218,6 +218,8 @@ type Inventory struct {
 	// Peers are the gateways of all routes of the same tables, and the destinations in the
 	// forwarding databases of VXLAN links: addresses of other nodes, among others. Sorted.
 	Peers []netip.Addr
+	// Gateways are the links over which routes of the main table lead to a gateway; sorted.
+	Gateways []string
 	// Reroute is whether replies need a second route lookup after IPVS.
 	Reroute Reroute
 }

@@ -34,9 +34,10 @@ type HealthChecks struct {
 
 // port is a port that is served, or is being closed.
 type port struct {
-	owners []types.NamespacedName // Services that want it; it answers for the first
-	close  context.CancelFunc
-	closed chan struct{} // closed when the port is free again
+	owners    []types.NamespacedName // Services that want it; it answers for the first
+	addresses []netip.Addr
+	close     context.CancelFunc
+	closed    chan struct{} // closed when the port is free again
 }
 
 // NewHealthChecks serves until the context ends or Close is called. healthy reports whether
@@ -61,10 +62,11 @@ func (h *HealthChecks) Set(name types.NamespacedName, check plan.HealthCheck) {
 	defer h.mu.Unlock()
 	before := h.checks[name]
 	h.checks[name] = check
-	if check.Port != before.Port || !slices.Equal(listenAddresses(check), listenAddresses(before)) && h.owns(before.Port, name) {
+	if check.Port != before.Port {
 		h.release(before.Port, name)
 		h.acquire(check.Port, name)
 	}
+	h.follow(check.Port)
 }
 
 // Delete stops serving a Service's port, if it has one.
@@ -83,14 +85,8 @@ func (h *HealthChecks) Close() {
 	h.serving.Wait()
 }
 
-// owns reports whether a port answers for a Service alone.
-func (h *HealthChecks) owns(number uint16, name types.NamespacedName) bool {
-	p := h.ports[number]
-	return p != nil && len(p.owners) == 1 && p.owners[0] == name
-}
-
-// acquire adds a Service to a port's owners. It is called under the lock, as are release and
-// open.
+// acquire adds a Service to a port's owners. It is called under the lock, as are release, follow
+// and open.
 func (h *HealthChecks) acquire(number uint16, name types.NamespacedName) {
 	if number == 0 || h.context.Err() != nil {
 		return
@@ -118,6 +114,20 @@ func (h *HealthChecks) release(number uint16, name types.NamespacedName) {
 	if len(p.owners) == 0 {
 		p.close()
 	}
+	h.follow(number)
+}
+
+// follow serves a port on the addresses of the Service that it answers for, if it is served on
+// others.
+func (h *HealthChecks) follow(number uint16) {
+	p := h.ports[number]
+	if p == nil || len(p.owners) == 0 || h.context.Err() != nil {
+		return
+	}
+	if want := listenAddresses(h.checks[p.owners[0]]); !slices.Equal(p.addresses, want) {
+		p.close()
+		h.open(number, want, p).owners = p.owners
+	}
 }
 
 // listenAddresses returns the addresses that serve a check.
@@ -132,7 +142,7 @@ func listenAddresses(check plan.HealthCheck) []netip.Addr {
 // open serves a port as soon as its previous listener is closed.
 func (h *HealthChecks) open(number uint16, addresses []netip.Addr, before *port) *port {
 	ctx, cancel := context.WithCancel(h.context)
-	p := &port{close: cancel, closed: make(chan struct{})}
+	p := &port{addresses: addresses, close: cancel, closed: make(chan struct{})}
 	h.ports[number] = p
 	h.serving.Go(func() {
 		defer h.forget(number, p)

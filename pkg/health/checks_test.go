@@ -220,6 +220,25 @@ func TestTwoServicesOnePort(t *testing.T) {
 	})
 }
 
+// TestTwoServicesOnOtherAddresses: the node's addresses change while two Services have one port.
+func TestTwoServicesOnOtherAddresses(t *testing.T) {
+	onBench(t, func(t *testing.T, b *bench) {
+		set := func(address string) {
+			for _, name := range []types.NamespacedName{web, api} {
+				b.Set(name, plan.HealthCheck{Port: 30001, ReadyHere: 1, Restricted: true, Addresses: []netip.Addr{netip.MustParseAddr(address)}})
+			}
+			synctest.Wait()
+		}
+		set("192.0.2.1")
+		set("192.0.2.2")
+		b.wantListening(t, "192.0.2.2:30001")
+		b.remove(web)
+		b.wantListening(t, "192.0.2.2:30001")
+		b.remove(api)
+		b.wantListening(t)
+	})
+}
+
 // TestSetAndDeleteReturnAtOnce: the proxy's loop must not wait for the network.
 func TestSetAndDeleteReturnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,6 +15,11 @@ import (
 // Pods and the node reach it instead of the endpoints. When it stops, they reach the
 // endpoints. The Service's other port is served all the time.
 func TestIssueEksctl542NodeLocalDNSCache(t *testing.T) {
+	t.Run("untracked", func(t *testing.T) { testNodeCache(t, true) })
+	t.Run("tracked", func(t *testing.T) { testNodeCache(t, false) }) // -setupiptables=false
+}
+
+func testNodeCache(t *testing.T, untracked bool) {
 	c := newOfflineCluster(t)
 	node := c.Nodes[0]
 	svc := newDualStack("dns", 1)
@@ -26,6 +31,9 @@ func TestIssueEksctl542NodeLocalDNSCache(t *testing.T) {
 	var cache []*lab.Server
 	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
 		cache = append(cache, node.ServeOn("cache", protocol, netip.AddrPortFrom(clusterIP, port)))
+		if !untracked {
+			continue
+		}
 		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
 			direction := "--dport"
 			node.Exec("iptables", "-t", "raw", "-A", chain, "-d", clusterIP.String(), "-p", string(protocol), direction, fmt.Sprint(port), "-j", "NOTRACK")

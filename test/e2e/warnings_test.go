@@ -136,3 +136,51 @@ func TestScenario3WithoutBridgeNetfilter(t *testing.T) {
 		}
 	}
 }
+
+// TestScenario3BesideAFirewall is scenario 3 on a node whose firewall drops what it forwards. The
+// rules must not see packets between pods of a bridge, which kube-proxy does not show them either. So
+// Service traffic between these pods is masqueraded.
+func TestScenario3BesideAFirewall(t *testing.T) {
+	c := lab.NewThreeNodes(t)
+	node := c.Nodes[0]
+	client, server := node.AddPod("caller"), node.AddPod("server")
+	server.Serve("server", lab.TCP, 53)
+	svc := newService("dns", corev1.ProtocolTCP, 53, "10.32.0.10")
+	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 53, endpoint{address: server.Addresses[0].String(), node: node.Name}))
+	const bridged = "net.bridge.bridge-nf-call-iptables"
+	for name, drop := range map[string]func(verb string){
+		"policy": func(verb string) {
+			node.Exec("iptables", "-P", "FORWARD", map[string]string{"-A": "DROP", "-D": "ACCEPT"}[verb])
+		},
+		"rule": func(verb string) { node.Exec("iptables", verb, "FORWARD", "-i", "cni0", "-j", "DROP") },
+		"nftables": func(verb string) {
+			if verb == "-D" {
+				node.Exec("nft", "delete", "table", "inet", "wall")
+				return
+			}
+			node.Feed("table inet wall {\nchain forward {\ntype filter hook forward priority 10; policy drop;\n}\n}\n", "nft", "-f", "-")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node.Sysctl(bridged, "0")
+			drop("-A")
+			defer drop("-D")
+			p := node.StartProxy(func(*lab.Process) error { return hasPassed(node.Node) },
+				"--manifests", dir, "--hostname-override", node.Name, "--cluster-cidr", podCIDRs)
+			defer p.Stop()
+			if got := node.ReadSysctl(bridged); got != "0" {
+				t.Errorf("%s is %s, want 0", bridged, got)
+			}
+			if answer := client.DialWithin(lostAfter, lab.TCP, at(server.Addresses[0].String(), 53)); answer.Server != "server" {
+				t.Errorf("from pod to pod: %s", answer)
+			}
+			answer := client.DialWithin(lostAfter, lab.TCP, "10.32.0.10:53")
+			if name != "policy" { // these drop the replies too, which the node forwards
+				return
+			}
+			if answer.Server != "server" || answer.SeenSource.Addr() == client.Addresses[0] {
+				t.Errorf("%s, want it masqueraded", answer)
+			}
+		})
+	}
+}

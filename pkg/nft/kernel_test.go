@@ -73,7 +73,8 @@ func TestOneTransaction(t *testing.T) {
 	}
 }
 
-// TestReadMarks reads rules as nft prints them.
+// TestReadMarks reads rules as nft prints them. Those of qos may drop forwarded packets, those of the
+// other tables not.
 func TestReadMarks(t *testing.T) {
 	namespace(t)
 	const text = `table inet qos {
@@ -113,16 +114,17 @@ table inet plain { chain in { type filter hook input priority 0; tcp dport 22 ac
 	}
 	got := map[string]string{}
 	for _, u := range uses {
-		got[u.Chain.String()+": "+u.Rule] = fmt.Sprintf("%#x bits %#x", u.Values, u.Bits)
+		got[u.Chain.String()+": "+u.Rule] = fmt.Sprintf("%#x bits %#x refuses %t", u.Values, u.Bits, u.Refuses)
 	}
 	want := map[string]string{
-		`inet qos pre: meta mark set 0x00000020 comment "video"`:                          "[0x20] bits 0x20",
-		`inet qos pre: meta mark set meta mark & 0xffffffdf | 0x00000040`:                 "[0x40] bits 0x60",
-		`inet qos pre: meta mark { 0x00000001-0x00000002, 0x00000010/28 } drop`:           "[0x1 0x2 0x10] bits 0x13",
-		`inet qos pre: meta mark vmap { 0x00000060 : accept, 0x00000061 : drop }`:         "[0x60 0x61] bits 0x61",
-		`inet qos pre: meta mark set tcp dport map { 80 : 0x00000005, 443 : 0x00000006 }`: "[0x5 0x6] bits 0x7",
-		`ip vpn out: ct mark & 0x0000f000 == 0x00003000 accept`:                           "[0x3000] bits 0xf000",
-		`ip vpn out: meta mark & 0x00000008 != 0x00000000 accept`:                         "[0x8] bits 0x8",
+		`inet qos pre: `: "[] bits 0x0 refuses true",
+		`inet qos pre: meta mark set 0x00000020 comment "video"`:                          "[0x20] bits 0x20 refuses false",
+		`inet qos pre: meta mark set meta mark & 0xffffffdf | 0x00000040`:                 "[0x40] bits 0x60 refuses false",
+		`inet qos pre: meta mark { 0x00000001-0x00000002, 0x00000010/28 } drop`:           "[0x1 0x2 0x10] bits 0x13 refuses false",
+		`inet qos pre: meta mark vmap { 0x00000060 : accept, 0x00000061 : drop }`:         "[0x60 0x61] bits 0x61 refuses false",
+		`inet qos pre: meta mark set tcp dport map { 80 : 0x00000005, 443 : 0x00000006 }`: "[0x5 0x6] bits 0x7 refuses false",
+		`ip vpn out: ct mark & 0x0000f000 == 0x00003000 accept`:                           "[0x3000] bits 0xf000 refuses false",
+		`ip vpn out: meta mark & 0x00000008 != 0x00000000 accept`:                         "[0x8] bits 0x8 refuses false",
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", lines(got), lines(want))

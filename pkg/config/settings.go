@@ -39,18 +39,17 @@ const (
 	// DefaultClaimMark is one more such bit.
 	DefaultClaimMark Mark = 0x4
 
-	// DefaultClaimRulePriority precedes the rules of network plugins for pod traffic (the first
-	// are Cilium's at 110) and is not that of Calico's WireGuard rule (99). An early rule is
-	// harmless: its table contains only VIPs.
+	// DefaultClaimRulePriority precedes the rules of network plugins for pod traffic, except those of
+	// branches (plan.Branch): the first are Cilium's at 110. It is not that of Calico's WireGuard rule
+	// (99). An early rule is harmless: its table contains only VIPs.
 	DefaultClaimRulePriority = 98
 
 	// DefaultStateDir is below /run, which is emptied at boot, when kernel parameters
 	// are reset too.
 	DefaultStateDir = "/run/kube-ipvs"
 
-	// DefaultLocalMark sets two bits in every mark which no other program is known to
-	// set together, and has room for 4095 fwmarks below the marks of Kubernetes and
-	// Calico.
+	// DefaultLocalMark sets the same two bits in every fwmark; no other program is known to set both.
+	// Its mask has room for 4095 fwmarks, below the bits of Kubernetes and Calico.
 	DefaultLocalMark LocalMark = "0x9/0x3fff"
 )
 

@@ -62,8 +62,8 @@ func localIsLate(cfg *Config, n *Node, family ip.Family) bool {
 	return at >= 0 && n.Inventory.Rules[at].Priority > cfg.SNAT.Priority
 }
 
-// MergeBindings returns the bindings of a new plan, and the earlier ones whose value and interface
-// none of the new ones has.
+// MergeBindings returns the bindings of a new plan, and those earlier ones that share neither value nor
+// interface with a new one.
 func MergeBindings(earlier, now []Binding) []Binding {
 	out := slices.Clone(now)
 	for _, b := range earlier {

@@ -31,8 +31,8 @@ const (
 	BridgeEnabled
 )
 
-// Refuses returns the families of which another program may drop forwarded packets, for
-// Node.Refuses: those whose observed rules of iptables, or of nftables (native), may.
+// Refuses returns the families whose forwarded packets another program may drop, for Node.Refuses.
+// It decides by the observed rules of iptables and of nftables (native).
 func Refuses(rules map[ip.Family]nat.State, native []nft.MarkUse) map[ip.Family]bool {
 	out := map[ip.Family]bool{}
 	for family, s := range rules {
@@ -88,11 +88,11 @@ func podRanges(cfg *Config, n *Node) []netip.Prefix {
 }
 
 // MayEnableBridgeNetfilter reports whether kube-ipvs may pass the packets of all bridges to the
-// rules. The parameter and the module affect every bridge of the node, so both are left
-// unchanged unless all bridges are known to be of pods: libvirt, for example, requires 0. Those of
-// PodBridges outside the pods' ranges may be of Docker or LXD. Where another program may drop
-// forwarded packets, it might drop those between pods of a bridge, which pass no rule under
-// kube-proxy.
+// rules. The parameter and the module affect every bridge of the node, so both are left unchanged
+// unless all bridges are known to be for pods. libvirt, for example, requires 0, and a bridge of
+// PodBridges outside the pods' ranges may belong to Docker or LXD. Both are also left unchanged if
+// another program may drop forwarded packets: it might drop packets between pods of one bridge, which
+// pass no rule under kube-proxy.
 func MayEnableBridgeNetfilter(cfg *Config, n *Node) bool {
 	return !refusesForwarded(cfg, n) && !hasOtherBridges(cfg, n)
 }
@@ -101,7 +101,7 @@ func refusesForwarded(cfg *Config, n *Node) bool {
 	return slices.ContainsFunc(cfg.Families, func(f ip.Family) bool { return n.Refuses[f] })
 }
 
-// hasOtherBridges reports whether the node has a bridge that is not known to be of pods.
+// hasOtherBridges reports whether the node has a bridge that is not known to be for pods.
 func hasOtherBridges(cfg *Config, n *Node) bool {
 	known := len(podRanges(cfg, n)) > 0 || cfg.LocalTraffic.Interface != ""
 	return slices.ContainsFunc(attachedBridges(&n.Inventory), func(l routing.Link) bool {
@@ -159,9 +159,9 @@ func bridgeWarnings(cfg *Config, n *Node) []string {
 	return out
 }
 
-// bridgeRules masquerades packets that IPVS sends back through the bridge they came from, where
-// br_netfilter is not in use for every family. The match of ipvs excludes switched packets, which
-// pass this rule where it is in use for one:
+// bridgeRules masquerades packets that IPVS sends back through the bridge they came from, unless
+// br_netfilter is in use for every family. If it is in use for one, packets that the bridge only
+// switches pass this rule too; the match of ipvs excludes them:
 //
 //	-A KUBE-POSTROUTING -s 10.244.1.0/24 -o cni0 -m addrtype ! --src-type LOCAL -m ipvs --ipvs -j MASQUERADE --random-fully
 func (r *ruleset) bridgeRules(n *Node) []nat.Rule {

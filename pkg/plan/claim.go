@@ -67,11 +67,11 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 }
 
 // claimShared claims a load balancer IP or external IP, whose other ports may belong to
-// another device. It skips an address of a node interface, so that SSH and port 6443
-// keep working there (kubernetes#114815). One that is not the Node's own may be moved to another node
-// by another program at any time. It gets a route, which then keeps it local, as the address on
-// kube-ipvs0 does under kube-proxy: otherwise open connections of pods would leave the node and be
-// reset.
+// another device. It does not claim an address of a node interface, so that SSH and port 6443
+// keep working there (kubernetes#114815). The exception is an address on an interface that is not the
+// Node's own: another program, such as kube-vip, may move it to another node at any time. A route then
+// keeps it local, as the address on kube-ipvs0 does under kube-proxy. Otherwise open connections of
+// pods would leave the node and be reset.
 //
 // If one Service shows by its endpoints that the VIP is another node's address, the claims of others
 // by route yield to its claim by port (package reconcile).
@@ -99,8 +99,9 @@ func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	b.addRefused(vs)
 }
 
-// addRefused adds a port without an endpoint to Refused. The set is for VIPs that this or another
-// Service claims by port: packets to such a port are forwarded. Package reconcile omits the others.
+// addRefused adds a port without an endpoint to Refused. Rules need it only if this or another
+// Service claims the VIP by port, because packets to such a port are forwarded. Package reconcile does
+// not write the member otherwise.
 func (b *serviceBuilder) addRefused(vs *VirtualServer) {
 	if !active(vs.Endpoints) {
 		b.addMember(Refused, EntryOf(vs.Key))
@@ -152,8 +153,8 @@ func addClaimRules(plan *NodePlan, cfg *Config, n *Node, family ip.Family) {
 	}
 }
 
-// claimsPorts reports whether a VIP is claimed by port, be it by an earlier configuration whose claims
-// still exist. If u is nil (all sets), it reports whether the configuration allows such claims.
+// claimsPorts reports whether any VIP is claimed by port, including claims of an earlier configuration
+// that still exist. If u is nil (all sets), it reports whether the configuration allows such claims.
 func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
 	return (u != nil || c.VIPs.mayClaimPorts()) && u.Has(PortVIPs, f)
 }
@@ -223,8 +224,8 @@ func (r *ruleset) claimMark() string {
 // claimsInRaw marks packets for claimed ports in table raw if another program's rules in
 // mangle PREROUTING may precede ours. Calico's Felix insists on the head of that chain, and by
 // default accepts packets of established connections there: unmarked, they would leave the
-// node. Table raw does not know connections. So at a port without an endpoint only TCP connections
-// continue, and ICMP errors are not marked:
+// node. Table raw does not know connections. So at a port without an endpoint only established TCP
+// connections continue, and ICMP errors are not marked:
 //
 //	raw -A KUBE-IPVS-CLAIM -p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
 //	raw -A KUBE-IPVS-CLAIM ! -p tcp -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
@@ -266,8 +267,8 @@ func (r *ruleset) segmentSize() {
 // VIP is not claimed yet. Package routing's Guard adds the rule again within milliseconds, and the
 // sender retransmits. If the packet left instead, the kernel would drop the conntrack entry of a
 // masqueraded flow (nf_nat_oif_changed), and another host might reset the connection. The rule in
-// FORWARD precedes those of table filter that reject. Frames that are switched between ports of
-// another bridge may carry the mark too; they leave by no outer interface:
+// FORWARD precedes those of table filter that reject. The match on outer interfaces excludes frames
+// that a bridge switches between its ports, which may carry the mark too:
 //
 //	-A FORWARD, POSTROUTING -o eth0 -m mark --mark 0x4/0x4 -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNROUTED     (each outer interface)
 //	-A KUBE-IPVS-UNROUTED -m set --match-set KUBE-LOAD-BALANCER dst,dst -j DROP     (external IPs alike)

@@ -31,7 +31,7 @@ type Config struct {
 	LocalTraffic   LocalTraffic
 
 	NodePortAddresses NodePortAddresses
-	ExcludeCIDRs      []netip.Prefix // a virtual server in these ranges is ours only if a set lists its address and port; Services there are served
+	ExcludeCIDRs      []netip.Prefix // in these ranges, a set that lists only a node port does not prove a virtual server to be ours; Services there are served
 	StrictARP         bool
 	// RemoteFallback uses endpoints of other nodes where a traffic policy is Local and the node
 	// has none, as kube-proxy does; see serviceBuilder.fallsBack and ruleset.dropsExternal.

@@ -192,8 +192,8 @@ func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
 type Paths struct {
 	// SNAT lists the ENIs on which a rule sets the SNAT source, instead of the kernel.
 	SNAT []ENI
-	// ReplyRouted lists sources whose masqueraded flows are bound to the primary interface
-	// instead, in both directions.
+	// ReplyRouted lists the sources of ENIs with the mode fwmark. Their masqueraded flows are bound to
+	// the primary interface, in both directions.
 	ReplyRouted []netip.Prefix
 	// Bound lists the interfaces with reply routing, the primary one first. It is
 	// empty without an ENI, because there is only one path.
@@ -210,7 +210,8 @@ type Paths struct {
 	// Direct holds, for interfaces of Bound other than the primary one, the networks that the main
 	// table routes over the interface, and over no other. Their clients need no binding.
 	Direct map[string][]netip.Prefix
-	// ByMain lists interfaces with too many such networks (maxDirect): none of their clients is bound.
+	// ByMain lists the interfaces with too many networks for Direct (maxDirect): no flow that enters by
+	// them is bound.
 	ByMain []string
 	// Strays are the ENIs that must not send packets bound to the primary interface.
 	Strays []Stray

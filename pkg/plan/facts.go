@@ -45,7 +45,7 @@ type Node struct {
 	// Translations are the sources of packets that rules of other programs translate: networks, or
 	// an invalid prefix for any source; sorted.
 	Translations map[ip.Family][]netip.Prefix
-	// Refuses holds the families of which another program may drop forwarded packets.
+	// Refuses holds the families whose forwarded packets another program may drop.
 	Refuses map[ip.Family]bool
 	// Lingering lists addresses that were removed from an interface moments ago. They count as
 	// node addresses, because a DHCP client may add them again at once.
@@ -126,8 +126,8 @@ const (
 	OnLoopback
 )
 
-// AffectedBy reports whether a plan with these dependencies must be renewed when some facts have
-// changed.
+// AffectedBy reports whether a plan with these dependencies must be computed again when some facts
+// have changed.
 func (d Deps) AffectedBy(changed Deps) bool { return (d|OnDummyListeners)&changed != 0 }
 
 // NewFacts derives the facts from a node.

@@ -149,14 +149,14 @@ func (r *ruleset) externalClients(n *Node) []string {
 	return []string{notFromNode}
 }
 
-// marksInternal reports whether internal clients of Local get its fwmarks.
+// marksInternal reports whether rules give packets of internal clients the fwmarks of Local.
 func (c *Config) marksInternal(n *Node, f ip.Family) bool {
 	return n.Uses.Has(Local, f) && !n.postpones(DemandedInternal, f) && !c.localMarkTaken(n, f)
 }
 
-// localMarkTaken reports whether another program uses a mark that has all bits of these fwmarks.
-// IPVS's packets with it would be masqueraded, and lose bits of it. So internal clients then get the
-// node-local endpoints, as under kube-proxy. ruleConflicts and markConflicts warn about it.
+// localMarkTaken reports whether another program uses a mark with all bits of LocalMark.Value. Its
+// packets to virtual servers would be masqueraded, and lose bits of their mark. So internal clients
+// then get the node-local endpoints, as under kube-proxy. ruleConflicts and markConflicts warn about it.
 func (c *Config) localMarkTaken(n *Node, f ip.Family) bool {
 	v := c.LocalMark.Value
 	return v != 0 && n.foreignMark(f, func(mark uint32) bool { return mark&v == v })
@@ -169,7 +169,7 @@ func (c *Config) hasInternalPlaceholders(n *Node, f ip.Family) bool {
 }
 
 // internalPlaceholders returns the placeholder rule for internalRules. The jumps and base chains of
-// these and of clearMarks cost each connection through IPVS 6,700 instructions, while clients
+// internalRules and clearMarks cost each connection through IPVS 6,700 instructions, while clients
 // of Local are usually external. Until the rules on demand are written, internal clients get the
 // node-local endpoints, as under kube-proxy:
 //
@@ -313,15 +313,18 @@ func (r *ruleset) masqueradesExternal(n *Node) bool {
 	})
 }
 
-// clearMarks writes the chain that clears our marks after IPVS has selected an endpoint and
-// before the packet is rerouted. The claim mark would route a packet to lo if its endpoint
-// is itself a VIP. It is cleared in filter INPUT if possible: a change in OUTPUT makes the
-// kernel route the packet again. The node's own packets to a remote endpoint are masqueraded,
-// because their source may be the VIP. In INPUT, a packet with such a mark for another address is
-// another program's, and keeps its mark. After IPVS no rule can distinguish these, because their
-// destination is an endpoint. If a rule of another program uses the bit, it is therefore only cleared
-// where it would route the packet to lo; the outer packets of a tunnel to a VIP are then lost, as
-// under kube-proxy, where such a VIP is local:
+// clearMarks writes the chains that clear the claim mark and the fwmark after they have taken effect.
+//
+// The claim mark would route a packet to lo if its endpoint is itself a VIP. It is cleared in filter
+// INPUT if possible: a change in OUTPUT makes the kernel route the packet again. In INPUT, only packets
+// to VIPs claimed by port lose it: on other packets the mark is another program's. In OUTPUT, after
+// IPVS, the destination is an endpoint, so no rule can distinguish the two. If a rule of another
+// program uses the bit, OUTPUT therefore clears it only where it would route the packet to lo. The
+// outer packets of a tunnel to a VIP are then lost, as under kube-proxy, where such a VIP is local.
+//
+// The fwmark is cleared in OUTPUT, after IPVS has selected an endpoint and before the packet is
+// rerouted. The node's own packets to a remote endpoint are masqueraded there, because their source
+// may be the VIP:
 //
 //	filter -A INPUT -m mark --mark 0x4/0xd -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-CLAIMED
 //	filter -A KUBE-IPVS-CLAIMED -j MARK --set-xmark 0x0/0x4
@@ -410,14 +413,18 @@ var podKinds = []string{"veth", "netkit", "ipvlan", "ipvtap", "macvlan", "macvta
 // that ifb has queued enter again through their own interface.
 var silentKinds = []string{"dummy", "ifb", "nlmon", "vsockmon", "can", "vcan", "vxcan"}
 
-// isOuter reports whether a link is an outer interface other than an uplink. So are a VRF device to
-// which only adapters are attached, and these: table nat sees their packets, other chains see those
-// of the VRF device. The node's end of a pod's link has no address or, unless it is an adapter, a
-// single-host one. An adapter over which routes lead to a gateway needs no address (BGP unnumbered).
-// A bridge with an address is for pods or containers, unless only adapters are attached to it. All
-// kinds that are not listed above are taken for tunnels, which receive packets of other hosts and
-// often have no address: there are dozens of them, and the kernel gets new ones more often than
-// kinds for pods.
+// isOuter reports whether a link is an outer interface other than an uplink:
+//
+//   - An adapter is one if it has an address, or if routes over it lead to a gateway (BGP unnumbered).
+//   - A VRF device is one if only adapters are attached to it. An attached adapter is one by the same
+//     rule as others: table nat sees its packets, other chains see those of the VRF device.
+//   - A bridge is one if only adapters are attached to it, and it has an address that is not a
+//     single-host one. Any other bridge is for pods or containers.
+//   - A link of podKinds is one if it has such an address. The node's end of a pod's link has no
+//     address or a single-host one.
+//   - All kinds that are not listed above are taken for tunnels, which receive packets of other hosts
+//     and often have no address. There are dozens of them, and the kernel gets new ones more often
+//     than kinds for pods.
 func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	isAdapter := slices.Contains(adapters, l.Type)
 	switch {

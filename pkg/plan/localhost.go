@@ -60,9 +60,9 @@ func (r *ruleset) localhostPlaceholders() []nat.Rule {
 	return []nat.Rule{rule("rules are written on demand", match, r.addTo(DemandedLocalhost, "dst"))}
 }
 
-// localEndpointPlaceholders returns the rule of KUBE-IPVS-FILTER that drops the first packet of such
-// a connection if its endpoint is an address of the node. Otherwise the endpoint would answer, and the
-// connection would break once the rules on demand change the source of its next packets:
+// localEndpointPlaceholders returns the rule of KUBE-IPVS-FILTER that drops the first packet to a node
+// port of the loopback address if its endpoint is an address of the node. Otherwise the endpoint would
+// answer, and the connection would break once the rules on demand change the source of later packets:
 //
 //	-A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 --ctorigdst 127.0.0.1 -m ipvs --ipvs -j DROP
 //

@@ -24,8 +24,10 @@ type NodePlan struct {
 	Demands []string
 	// Chains lists every chain that NAT has when all sets are in use; sorted.
 	Chains []nat.Chain
-	// Variants are NAT with other sets in use. Together they have every rule that NAT can have, and
-	// every rule that all of them have is in NAT whatever sets are in use. Empty if Node.Started.
+	// Variants are the states that NAT has with some other sets in use. They show whether an earlier
+	// process of this version and configuration wrote the rules in the kernel (nat.Among): each rule
+	// that NAT can have is in one of them, and a rule in all of them is in NAT whatever sets are in
+	// use. Empty if Node.Started.
 	Variants []nat.State
 	Rules    []routing.Rule // policy rules
 	// Routes are those of Gateways, for tables that Rules look up.
@@ -91,7 +93,7 @@ func natWith(cfg *Config, n *Node, facts *Facts, paths map[ip.Family]Paths, uses
 	return p.NAT
 }
 
-// reshaping are the sets that, while in use, change rules of other sets.
+// reshaping are the sets that, while in use, change rules that match other sets.
 var reshaping = []SetName{Local, PortVIPs}
 
 func without(uses SetsInUse, set SetName) SetsInUse {
@@ -104,10 +106,10 @@ func without(uses SetsInUse, set SetName) SetsInUse {
 
 // addReroute disables the second route lookup of replies (snat_reroute) while it cannot change
 // their route, and enables it otherwise. If the process does not learn of route changes, or could
-// not enable it again, it leaves the parameter unset, as kube-proxy does. Policy rules of this
-// plan need the lookup, even before the Inventory has them. Exceptions are rules that skip table
-// local or look up the table of claimed VIPs: these tables have no route for replies to other
-// hosts.
+// not enable it again, it leaves the parameter unset, as kube-proxy does. The policy rules of this
+// plan need the lookup, even before the Inventory has them. Two kinds do not: rules that skip table
+// local, and rules that look up the table of claimed VIPs. These tables have no route for replies to
+// other hosts.
 func addReroute(plan *NodePlan, cfg *Config, n *Node) {
 	if _, set := plan.Sysctls[SNATReroute]; set || !n.Watched || n.ReadOnly || n.Inventory.Reroute == routing.RerouteUnknown {
 		return

@@ -64,8 +64,8 @@ func nameable(link string) bool {
 	return !strings.Contains(link, `"`) && !strings.HasSuffix(link, "+") && link != "!"
 }
 
-// withNameableLinks returns the node without the interfaces that no rule can name. Policy rules that
-// name one count as not wholly known.
+// withNameableLinks returns the node without the interfaces that no rule can name, and without their
+// routes. Policy rules that name such an interface get Other, as if they had unknown conditions.
 func withNameableLinks(n *Node) *Node {
 	unnameable := func(l routing.Link) bool { return !nameable(l.Name) }
 	over := func(r routing.Route) bool { return !nameable(r.Link) }
@@ -87,7 +87,7 @@ func withNameableLinks(n *Node) *Node {
 	return &out
 }
 
-// linkNameWarnings names the interfaces that withNameableLinks leaves out.
+// linkNameWarnings returns a warning for each interface that withNameableLinks removes.
 func linkNameWarnings(n *Node) []string {
 	var out []string
 	for _, l := range n.Inventory.Links {

@@ -165,9 +165,9 @@ func (r *ruleset) uplinkChains() {
 		nat.Rule(fmt.Sprintf("-j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))...)
 }
 
-// bind writes the OUTPUT rule that binds a new flow to the primary interface if it is
-// masqueraded and its source is in ReplyRouted. Requests pass OUTPUT
-// after IPVS has selected an endpoint, and before table nat routes them again by their mark:
+// bind writes the OUTPUT rule that binds a new flow to the primary interface if it is masqueraded and
+// its source is in ReplyRouted. Requests pass OUTPUT after IPVS has selected an endpoint, and before
+// they are routed again by their mark:
 //
 //	-A OUTPUT -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j KUBE-IPVS-BIND     (if there are such sources)
 //	-A KUBE-IPVS-BIND -j CONNMARK --set-xmark 0x20/0x3060
@@ -197,8 +197,8 @@ func (r *ruleset) masqueradedSource() string {
 // A reply gets its flow's mark just before IPVS sets the VIP as its source and reroutes it
 // (snat_reroute). In PREROUTING it would be too early: the reverse-path check would look for
 // the endpoint on the client's interface. A request that entered through an ENI loses the
-// mark: otherwise it would be sent out of the ENI again instead of to its endpoint. So do
-// those of branches, which are routed by the pod's source:
+// mark: otherwise it would be sent out of the ENI again instead of to its endpoint. A request from a
+// pod behind a branch loses it too, because the pod's source address routes it:
 //
 //	-A FORWARD -m connmark ! --mark 0x0/0x3060 -m mark ! --mark 0x20/0x3060 -m conntrack --ctdir REPLY -j KUBE-IPVS-RETURN
 //	-A OUTPUT -m connmark ! --mark 0x0/0x3060 -m mark ! --mark 0x20/0x3060 -j KUBE-IPVS-BOUND

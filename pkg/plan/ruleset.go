@@ -46,8 +46,8 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, facts *Facts, family ip.
 	r.virtualAddresses(n)
 	r.forward()
 	r.accept()
-	// Jumps with Moves come first, as nat.Jump requires. In mangle OUTPUT, only those for source
-	// ranges and for fwmarks of internal clients follow; no other jump there must come after these.
+	// Jumps with Moves come first, as nat.Jump requires. In mangle OUTPUT, this leaves the jumps for
+	// source ranges and for fwmarks of internal clients at the end, where they must be.
 	staying := slices.DeleteFunc(slices.Clone(state.Jumps), func(j nat.Jump) bool { return j.Moves })
 	state.Jumps = append(slices.DeleteFunc(state.Jumps, func(j nat.Jump) bool { return !j.Moves }), staying...)
 }

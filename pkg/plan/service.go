@@ -139,8 +139,8 @@ type serviceBuilder struct {
 	lists []endpointList
 }
 
-// endpointList is the list of endpoints whose real servers are the active ones. Virtual servers of a
-// port with the same active endpoints share it.
+// endpointList is a result of endpointsOf: the list for a selection of active endpoints. Virtual
+// servers of a port with the same active endpoints share it.
 type endpointList struct {
 	active positions
 	list   []Endpoint
@@ -226,9 +226,9 @@ func (b *serviceBuilder) claimWhole() ClaimMode {
 	return ClaimAddress
 }
 
-// externalEndpoints returns the endpoints for external traffic. Under externalTrafficPolicy
-// Local these are the node-local ones. On a node without any they are the cluster's,
-// for internal clients only: noLocal reports that external clients are dropped.
+// externalEndpoints returns the endpoints for external traffic. Under externalTrafficPolicy Local
+// these are the node-local ones. On a node without any, they are the cluster's, and noLocal is true:
+// they are for internal clients only. See ruleset.externalLocal for external ones.
 func (b *serviceBuilder) externalEndpoints() (endpoints positions, noLocal bool) {
 	if b.service.ExternalLocal && len(b.eps.local) > 0 {
 		return b.eps.local, false

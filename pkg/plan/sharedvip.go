@@ -19,7 +19,8 @@ import (
 //
 // Two marks make a route lookup skip table local, by the policy rules of addClaimRules. With the
 // claim mark, here 0x4/0xd, each lookup skips it. With the device mark, 0x5/0xd, only that of the
-// reverse-path check does: the packet is still delivered to the node. Chains of table mangle set them:
+// reverse-path check does: the rule for it matches the input interface lo, which the kernel uses for
+// this lookup. So the packet is still delivered to the node. Chains of table mangle set the marks:
 //
 //	packet                                       chain              mark
 //	pod or node to the device, request           KUBE-IPVS-FOREIGN  claim
@@ -28,8 +29,8 @@ import (
 //	device to the node or a pod, request         KUBE-IPVS-DEVICE   device
 //	node or pod to the device, reply             KUBE-IPVS-PROBED   claim
 //
-// The connmark 0x4/0xd marks connections that the node itself or the device began. The chains recognize
-// packets of these by it.
+// Connections that the node itself or the device began have the connmark 0x4/0xd, by which the chains
+// recognize their later packets.
 
 // sharesVIPs reports the same as claimsPorts for shared VIPs.
 func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
@@ -41,7 +42,8 @@ func (c *Config) routesDevicePorts(n *Node, f ip.Family) bool {
 	return c.sharesVIPs(n.Uses, f) && !n.postpones(DemandedVIPs, f) && !c.claimMarkTaken(n, f)
 }
 
-// hasDevicePortPlaceholders reports whether placeholder rules match these packets; see Demands.
+// hasDevicePortPlaceholders reports whether placeholder rules match packets for ports of other
+// devices; see Demands.
 func (c *Config) hasDevicePortPlaceholders(n *Node, f ip.Family) bool {
 	return c.sharesVIPs(n.Uses, f) && n.hasPlaceholders(DemandedVIPs, f) && !c.claimMarkTaken(n, f)
 }

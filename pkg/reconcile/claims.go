@@ -118,9 +118,9 @@ func (t *vipTable) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) boo
 	})
 }
 
-// keepsClaim reports whether a VIP keeps the claim of an earlier configuration until all Services
-// are known: rules of that configuration serve, or the claim is by port. In the latter case a
-// Service that shows why may follow.
+// keepsClaim reports whether a VIP keeps the claim of an earlier process until all Services are known:
+// because others' rules serve, or because the claim is by port. In the latter case the Service whose
+// endpoints show that the VIP is another node's address may not be known yet.
 func (t *vipTable) keepsClaim(addr netip.Addr, s stage) bool {
 	return s != settled && t.isClaimed(addr, func(v *vipRecord) bool {
 		return !t.desired(v) && (s.othersServe() || v.key.Claim == plan.ClaimPort)

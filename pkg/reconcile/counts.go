@@ -14,8 +14,9 @@ import (
 // the number of index slots from which the next virtual servers to check are taken.
 const sampledSlots = 1024
 
-// checkedAtOnce is the number of virtual servers whose real servers one spot check compares. It
-// notices differences in many virtual servers. A single one may be found only by the next resync.
+// checkedAtOnce is the number of virtual servers whose real servers one spot check compares. So spot
+// checks soon notice a difference in many virtual servers. One in a single virtual server may be found
+// only by the next resync.
 const checkedAtOnce = 4
 
 // spotChecker compares the cached state with the kernel cheaply. It holds what it checks in turn.

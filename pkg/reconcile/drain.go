@@ -34,8 +34,8 @@ type silence struct {
 	last    ipvs.Connections // as of the last check
 	// answered is as of the last check that found an answer.
 	answered ipvs.Connections
-	// from and to are the first and the last check since its last packet at which clients had
-	// sent some.
+	// from and to are the first and the last check, since the real server's last answer, that found
+	// new packets of clients.
 	from, to time.Time
 	// expires is when its longest-lived conntrack entry expired, as of the last check that found an
 	// answer; zero: unknown.
@@ -67,9 +67,9 @@ const retransmissions = 8
 // address of a deleted pod, nodes and routers answer with "host unreachable", and IPVS counts that as
 // a packet of the real server (handle_response_icmp in net/netfilter/ipvs/ip_vs_core.c).
 //
-// There are no more errors than packets that cause them, and clients without acknowledgements send
-// few packets. If so, conntrack decides: an acknowledgement restores the long timeout of an
-// established connection, an error does not.
+// More packets than the clients sent cannot all be errors, and clients that get no acknowledgements
+// send few packets. If neither shows an answer, conntrack decides: an acknowledgement restores the
+// long timeout of an established connection, an error does not.
 func (s *silence) onlyErrors(was, is ipvs.Connections, expires func() time.Time) bool {
 	connections := uint32(is.Active + is.Inactive)
 	if is.Out-s.answered.Out > is.In-s.answered.In || is.In-was.In > retransmissions*connections {

@@ -27,9 +27,9 @@ func (r *Reconciler) newFlush() *flush {
 	return f
 }
 
-// Flush writes all differences. Rules for sets that come into use precede their members; rules
-// for sets that are not used any more are deleted after the last members. A refused change is
-// kept for a retry; the others are applied.
+// Flush writes all differences. A refused change is kept for a retry; the others are applied. Rules for
+// sets that come into use precede their members. Rules for sets that went out of use are deleted after
+// the last members: the first pass deletes the members, and the second one the rules.
 func (r *Reconciler) Flush() Problems {
 	r.planNode()
 	problems := r.flush()
@@ -56,7 +56,8 @@ func (r *Reconciler) flush() Problems {
 	return f.problems
 }
 
-// flushTables writes the differences of what Services own, and deletes what served instead.
+// flushTables writes the differences of what Services own. In between it deletes the rules, routes and
+// tables that served before (deleteReplaced).
 func (f *flush) flushTables() {
 	f.members.add()
 	f.members.deleteFromClientIPSets()

@@ -36,8 +36,8 @@ type nodeSections struct {
 	staleRoutes   map[routing.Route]struct{} // routes of an earlier configuration
 	possibleJumps []nat.Jump                 // see possibleJumps
 	markUses      []nat.MarkUse              // iptables rules of other programs that use marks
-	translations  []nat.SourceTranslation    // those that translate sources
-	nativeMarks   []nft.MarkUse              // both, of nftables
+	translations  []nat.SourceTranslation    // iptables rules of other programs that translate sources
+	nativeMarks   []nft.MarkUse              // nftables rules of other programs that do either
 	nativeErr     error                      // why nativeMarks could not be read last
 	seen          map[ip.Family]nat.State    // the rules as last observed
 }
@@ -144,7 +144,7 @@ func (r *Reconciler) planNode() bool {
 		return false
 	}
 	in.stale, in.warnings, in.Uses = false, nil, r.sets.uses
-	// Computing the plan takes most of the time of a pod's start, which rarely changes it.
+	// A pod that starts rarely changes the plan, and computing it is most of what its start costs here.
 	relevant := plan.Relevant(r.cfg, &in.Node)
 	if reflect.DeepEqual(relevant, r.planned) {
 		return false
@@ -204,8 +204,7 @@ func Concerns(cfg *plan.Config) func(nat.Chain) bool {
 // flushNode reconciles the sections, each before those that depend on it: rules match sets,
 // and a mark has no effect before its policy rule exists. The policy rules of an earlier
 // configuration stay as long as its chains, which set the marks. The chains wait while others' rules
-// serve; see stage. Those of mangle do not if a Service is known: an address must not have all
-// endpoints before they direct external clients to the node-local ones.
+// serve; see stage. In stage beside, those of mangle wait only until a Service is known; see mangle.
 func (f *flush) flushNode() {
 	before := len(f.problems)
 	f.flushAll(f.ns.sysctls(), f.ns.link(), f.ns.setSection(), f.ns.gatewaysToAdd(), f.ns.rulesToAdd())
@@ -221,7 +220,7 @@ func (f *flush) flushNode() {
 		f.vips.claimAgain(f.ns.staleRoutes)
 		if s == adding {
 			// A killed process may have left placeholder rules, which drop packets that need
-			// rules of table mangle. They stay until those are written.
+			// rules of table mangle. The placeholders stay until the mangle rules are written.
 			f.flushAll(f.ns.mangle()...)
 		}
 		f.flushAll(f.ns.chains()...)

@@ -22,7 +22,7 @@ import (
 type extent struct {
 	servers bool // virtual servers
 	sets    bool // only together with virtual servers: members prove which of these are ours
-	routing bool // what package routing knows, which reports deletions
+	routing bool // the link, VIPs, routes and policy rules, whose deletion package routing reports
 	rules   bool // iptables and nftables, which need a program to read them
 }
 
@@ -225,8 +225,8 @@ func setNames(cfg *plan.Config) map[string]bool {
 
 // ours reports whether a virtual server is ours: one of our sets lists its address and port,
 // or its fwmark. Members are written before the virtual server and deleted after it, so this
-// holds after a crash too. All other virtual servers (keepalived's, for example) are foreign
-// and never changed.
+// holds after a crash too. All other virtual servers (keepalived's, for example) are foreign, and
+// not changed unless a Service wants the same key (adoptForeign).
 func (t *serviceTables) ours(key ipvs.Key) bool {
 	if key.FWMark != 0 {
 		_, known := t.marks.addressOf(key)

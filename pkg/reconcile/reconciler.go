@@ -12,10 +12,11 @@ import (
 )
 
 // Reconciler holds the desired state and the cached state of the kernel, and writes the
-// difference. It is for one goroutine.
+// difference. Its methods must not be called concurrently.
 //
-// It has three layers: serviceTables is what Services own, nodeSections adds what only the node owns,
-// and Reconciler adds the order of writes, comparisons with the kernel, and the schedule.
+// It has three layers, each embedding the one before: serviceTables is what Services own, nodeSections
+// adds what only the node owns, and Reconciler adds the order of writes, comparisons with the kernel,
+// and the schedule.
 //
 // At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune.
 // From then on call Set, Delete and SetNode as objects change, then Flush. Call Step when it is due

@@ -46,8 +46,9 @@ func (t *serviceTables) mustRetire(s *server) bool {
 }
 
 // addDrainEntriesOfMarks adds the drain entries that must precede a new mark of a member of plan.Local:
-// that of the virtual server of its old mark, which is to be retired, and that of the new mark, if its
-// virtual server is yet to be added and the address is served already.
+//
+//   - for the virtual server of the old mark, which is to be retired;
+//   - for the virtual server of the new mark, if it does not exist yet and the address is served already.
 func (w *memberWriter) addDrainEntriesOfMarks() {
 	entries := map[ipvs.Key]ipvs.Key{}
 	for m := range w.t.members.allDirty() {
@@ -145,9 +146,10 @@ func (w *serverWriter) retirements() []ipvs.Change {
 	return all
 }
 
-// retireChanges sets all real servers to weight 0, once no new connection reaches the
-// virtual server. Real servers of UDP and SCTP stay only while a desired virtual server of
-// the address and port has them too: as elsewhere, their flows end with the endpoint.
+// retireChanges returns the changes that set all real servers to weight 0, once no new connection
+// reaches the virtual server, and adds these real servers to the drainer. Real servers of UDP and SCTP
+// stay only while a desired virtual server of the address and port has them too: as elsewhere, their
+// flows end with the endpoint.
 func (t *serviceTables) retireChanges(s *server) []ipvs.Change {
 	key := s.key
 	address, _ := t.marks.addressOf(key)

@@ -33,14 +33,14 @@ const (
 //
 //   - Kernel parameters: every period.
 //   - State (virtual servers and sets): every period with fewer than stateSize entries, every
-//     two periods with fewer than twice as many, and so on up to maxPeriods. So the CPU share
+//     two periods with fewer than twice as many, and so on up to maxPeriods periods. So the CPU share
 //     of comparisons does not grow with the number of Services. If reading is slow, the time
 //     between comparisons is at least stateShare times the duration of the last read, up to
 //     maxStatePeriod. Spot checks find missing state much earlier.
-//   - Rules: after the kernel reported a change, and every maxPeriods. If the kernel does not
-//     report changes (iptables-legacy): every period.
-//   - Routing: after a report that anything may have been deleted; also as often as the state while
-//     that has fewer than routingSize entries, and every maxPeriods with more.
+//   - Rules: after the kernel reported a change, and every maxPeriods periods. If the kernel does not
+//     report changes (iptables-legacy), or some rules are refused: every period.
+//   - Routing: after a report that anything may have been deleted. Also as often as the state while
+//     that has fewer than routingSize entries, and every maxPeriods periods with more.
 const (
 	stateSize      = 2000
 	routingSize    = 4 * stateSize
@@ -277,9 +277,10 @@ type Comparison struct {
 }
 
 // Step does what is due: it claims removed VIPs again, retries refused changes, checks draining real
-// servers, and compares the kernel with the cached state. A comparison does not delay changes: the
-// kernel is read in another goroutine, and each call compares a portion. e is what other programs
-// have changed since the last call; it triggers a comparison.
+// servers, writes rules on demand, and compares the kernel with the cached state, by spot checks and
+// completely. A comparison does not delay changes: the kernel is read in another goroutine, and each
+// call compares a portion. e is what other programs have changed since the last call; it triggers a
+// comparison.
 func (r *Reconciler) Step(now time.Time, e External) StepResult {
 	done := StepResult{Restored: r.noteExternal(now, e)}
 	if due := r.retries.take(now); len(due) > 0 {
@@ -440,7 +441,7 @@ type Status struct {
 	Services                              int // with a desired state
 	VirtualServers, RealServers, Draining int
 
-	Conflicts    int        // virtual servers that a Service wants and another one has
+	Conflicts    int        // virtual servers that a Service wants and another Service has
 	NewConflicts []Conflict // begun since; sorted by loser, winner and key
 
 	FailingServices int                                    // number of Services that wait for a retry

@@ -111,8 +111,8 @@ func (cl *cleaner) tablesToRemove() []nft.KubeProxyChange {
 }
 
 // serversToRemove returns the virtual servers that Cleanup deletes. Where kube-proxy has taken over in
-// IPVS mode, these are only the fwmark virtual servers, which it does not know, and an error for each
-// that still has connections. Such a one stays: IPVS finds an established connection without the
+// IPVS mode, these are only the fwmark virtual servers, which it does not know. One that still has
+// connections stays, and is reported by an error: IPVS finds an established connection without the
 // mark, and no new ones begin once the rules that set the mark are deleted.
 func (cl *cleaner) serversToRemove() ([]ipvs.Change, []error) {
 	var out []ipvs.Change

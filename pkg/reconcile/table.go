@@ -48,7 +48,7 @@ func (w want[W]) before(o want[W]) bool {
 }
 
 // record holds what the owners want of one object, and its cached state. It is dirty while
-// the kernel may not have the desired value.
+// the kernel may not have the desired value, except while it is stuck: see table.stuck.
 //
 // There is a record for each virtual server, set member and VIP. The order of the fields avoids
 // padding.

@@ -25,16 +25,16 @@ import (
 // (detectCurrentRules): an earlier process of this version and configuration wrote them. Prune begins
 // stage settled, once all Services have been planned.
 //
-// Two kinds of state do not depend on the stage. Sysctls, the link, sets, and policy rules and routes
-// that are missing are added in each. kube-proxy's nftables tables, and rules in the other iptables
+// Two kinds of state do not depend on the stage. In each stage, sysctls are set, and the missing link,
+// sets, policy rules and routes are added. kube-proxy's nftables tables, and rules in the other iptables
 // back end, stay beside ours until stage settled (deleteReplaced).
 type stage int
 
 const (
 	// holding: kube-proxy's rules of IPVS mode, or those of another version or configuration, serve
-	// the virtual servers in the kernel. Ours cannot replace them yet, because they match sets that
-	// kube-proxy does not fill. Virtual servers cannot change either. Others' rules match only sets
-	// that had members, because both kube-proxy and we write a rule once its set has one. So
+	// the virtual servers in the kernel. Our rules cannot replace them yet, because ours match sets
+	// that kube-proxy does not fill. Virtual servers cannot change either: the others' rules match only
+	// sets that had members, because both kube-proxy and we write a rule once its set has one. So
 	// connections to the first Service of a kind, or to the other endpoints after
 	// externalTrafficPolicy changed, would not be masqueraded.
 	holding stage = iota

@@ -153,14 +153,11 @@ func (c *spotChecker) nextToCheck() []*server {
 // realServersDiffer checks the next virtual servers. They include those of IPv6, which the kernel
 // does not count.
 func (c *spotChecker) realServersDiffer() bool {
-	differs := false
-	// All are checked even after a difference: one that each comparison misses must not hide others.
-	for _, s := range c.nextToCheck() {
+	return slices.ContainsFunc(c.nextToCheck(), func(s *server) bool {
 		if !s.exists {
-			continue
+			return false
 		}
 		is, err := c.kernel.IPVS.RealServers(s.key)
-		differs = differs || err == nil && !s.cached.equals(is)
-	}
-	return differs
+		return err == nil && !s.cached.equals(is)
+	})
 }

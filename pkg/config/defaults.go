@@ -63,7 +63,7 @@ func setListenDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 // withPort appends the port to a bare address or CIDR, and returns anything else
 // unchanged.
 func withPort(s string, port int) string {
-	if ip.ParseAddr(s).IsValid() || ip.ParsePrefix(s).IsValid() {
+	if _, err := ip.ParsePrefix(s); err == nil || ip.ParseAddr(s).IsValid() {
 		return net.JoinHostPort(s, strconv.Itoa(port))
 	}
 	return s

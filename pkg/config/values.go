@@ -63,8 +63,8 @@ func (b *builder) addrPortIn(path *field.Path, s string) (netip.AddrPort, netip.
 }
 
 func (b *builder) prefix(path *field.Path, s string) (netip.Prefix, bool) {
-	p := ip.ParsePrefix(strings.TrimSpace(s))
-	if !p.IsValid() {
+	p, err := ip.ParsePrefix(strings.TrimSpace(s))
+	if err != nil {
 		b.invalid(path, s, "must be a CIDR such as 10.0.0.0/8 or fd00::/8")
 		return netip.Prefix{}, false
 	}

@@ -1,6 +1,7 @@
 package ip
 
 import (
+	"fmt"
 	"net/netip"
 
 	netutils "k8s.io/utils/net"
@@ -17,20 +18,22 @@ func ParseAddr(s string) netip.Addr {
 	return a.Unmap()
 }
 
-// ParsePrefix parses a CIDR in the same way, and masks it. The result is the zero Prefix if the text is
-// not a CIDR of one family.
-func ParsePrefix(s string) netip.Prefix {
+// ParsePrefix parses a CIDR in the same way, and masks it. It returns an error that quotes the text if
+// that is not a CIDR of one family.
+func ParsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
 		p = parseSloppyPrefix(s)
 	}
-	if p.Addr().Is4In6() {
-		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	switch {
+	case !p.IsValid():
+		return netip.Prefix{}, fmt.Errorf("%q is not a CIDR", s)
+	case !p.Addr().Is4In6():
+		return p.Masked(), nil
+	case p.Bits() < 96:
+		return netip.Prefix{}, fmt.Errorf("%q mixes IPv4 and IPv6", s)
 	}
-	if !p.IsValid() {
-		return netip.Prefix{}
-	}
-	return p.Masked()
+	return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96).Masked(), nil
 }
 
 // parseSloppyPrefix returns the zero Prefix if the text is not a CIDR.

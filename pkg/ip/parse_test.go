@@ -39,8 +39,8 @@ func TestParsePrefix(t *testing.T) {
 		"10.0.0.0/255.0.0.0":   {},
 		"::ffff:10.1.0.0/1040": {},
 	} {
-		if got := ParsePrefix(text); got != want {
-			t.Errorf("ParsePrefix(%q) = %v, want %v", text, got, want)
+		if got, err := ParsePrefix(text); got != want || want.IsValid() != (err == nil) {
+			t.Errorf("ParsePrefix(%q) = %v, %v, want %v", text, got, err, want)
 		}
 	}
 }

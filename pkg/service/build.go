@@ -245,7 +245,7 @@ func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
 	}
 	var out []netip.Prefix
 	for i, s := range svc.Spec.LoadBalancerSourceRanges {
-		p, err := parsePrefix(s)
+		p, err := ip.ParsePrefix(strings.TrimSpace(s)) // the API server accepts spaces around it
 		if err != nil {
 			b.errorf(fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%v", err)
 			continue
@@ -260,15 +260,6 @@ func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
 
 // noSource is a range that matches no packet.
 var noSource = netip.PrefixFrom(broadcast, 32)
-
-// parsePrefix parses a CIDR. Like the API server, it accepts surrounding spaces.
-func parsePrefix(s string) (netip.Prefix, error) {
-	p := ip.ParsePrefix(strings.TrimSpace(s))
-	if !p.IsValid() {
-		return p, fmt.Errorf("%q is not a CIDR", s)
-	}
-	return p, nil
-}
 
 // externalLocal reports whether externalTrafficPolicy is Local and, as in kube-proxy, counts: the
 // Service is reachable externally by its type or by external IPs. The API server rejects the field for

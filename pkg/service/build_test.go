@@ -244,7 +244,7 @@ func TestBuildErrors(t *testing.T) {
 			s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8", "10.0.0.1", "::ffff:10.0.0.0/8", ""}
 		}, []string{
 			service + `spec.loadBalancerSourceRanges[1]: "10.0.0.1" is not a CIDR`,
-			service + `spec.loadBalancerSourceRanges[2]: "::ffff:10.0.0.0/8" is not a CIDR`,
+			service + `spec.loadBalancerSourceRanges[2]: "::ffff:10.0.0.0/8" mixes IPv4 and IPv6`,
 			service + `spec.loadBalancerSourceRanges[3]: "" is not a CIDR`,
 		}},
 		{"affinity", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {

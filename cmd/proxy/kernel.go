@@ -278,10 +278,10 @@ func (m *machine) setSysctls(ctx context.Context, cfg *plan.Config) error {
 	return setSysctls(ctx, m.Sysctl, plan.ForNode(cfg, &node).Sysctls)
 }
 
-// refuses returns the families of which another program may drop forwarded packets: all, if the
-// rules cannot be read.
+// refuses returns the families whose forwarded packets another program may drop; see plan.Refuses. If
+// some rules cannot be read, it returns all families.
 func (m *machine) refuses(ctx context.Context, chains []nat.Chain) map[ip.Family]bool {
-	own := nat.Owned{Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: chains}
+	own := nat.Owned{Prefixes: plan.ReplacedPrefixes, Chains: chains}
 	rules, native, unread := map[ip.Family]nat.State{}, []nft.MarkUse(nil), error(nil)
 	for family, tables := range m.NAT {
 		state, err := tables.Observe(own)

@@ -287,7 +287,7 @@ func otherBackEnd(f *Facts) []Finding {
 func proxysChain(rules nat.Ruleset) string {
 	for _, table := range []nat.Table{nat.NAT, nat.Filter, nat.Mangle} {
 		for chain := range rules[table].Chains {
-			for _, prefix := range append([]string{plan.OwnPrefix, plan.ChainPostrouting}, plan.IPTablesModePrefixes...) {
+			for _, prefix := range append([]string{plan.ChainPostrouting}, plan.ReplacedPrefixes...) {
 				if strings.HasPrefix(chain, prefix) {
 					return string(table) + " " + chain
 				}

@@ -15,6 +15,10 @@ var ServiceChainPrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE
 var IPTablesModePrefixes = append(slices.Clone(ServiceChainPrefixes),
 	ChainNodePorts, "KUBE-EXTERNAL-SERVICES", ChainServices, ChainProxyCanary)
 
+// ReplacedPrefixes begin the names of the chains that our rules replace: our own, and those that
+// kube-proxy leaves in iptables mode.
+var ReplacedPrefixes = append([]string{OwnPrefix}, IPTablesModePrefixes...)
+
 // Chains that only kube-proxy has.
 const (
 	ChainNodePorts     = "KUBE-NODEPORTS"       // in iptables mode; not ChainNodePort

@@ -485,7 +485,7 @@ func join(s, more nat.State) nat.State {
 // earlier version, or kube-proxy, has left. possible are jumps besides those of the plan.
 func ownedRules(desired *plan.NodePlan, possible []nat.Jump) nat.Owned {
 	o := nat.Owned{
-		Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: slices.Clone(desired.Chains),
+		Prefixes: plan.ReplacedPrefixes, Chains: slices.Clone(desired.Chains),
 		Jumps: slices.Concat(desired.NAT.Jumps, slices.DeleteFunc(slices.Clone(possible), func(j nat.Jump) bool { return slices.Contains(desired.NAT.Jumps, j) })),
 	}
 	for c := range desired.NAT.Chains {

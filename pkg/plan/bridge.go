@@ -3,7 +3,6 @@ package plan
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -147,10 +146,11 @@ func bridgeWarnings(cfg *Config, n *Node) []string {
 	}
 	why := "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0 and cannot be set"
 	if !MayEnableBridgeNetfilter(cfg, n) {
-		why = "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0, and kube-ipvs does not change it, because the node has other bridges"
+		reason := "the node has other bridges"
 		if !hasOtherBridges(cfg, n) {
-			why = strings.Replace(why, "the node has other bridges", "another program may drop forwarded packets", 1)
+			reason = "another program may drop forwarded packets"
 		}
+		why = "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0, and kube-ipvs does not change it, because " + reason
 	}
 	var out []string
 	for _, bridge := range PodBridges(cfg, n) {

@@ -42,7 +42,7 @@ func pure(path string) bool {
 	if strings.HasPrefix(path, "github.com/kube-ipvs/kube-ipvs/pkg/") {
 		return slices.Contains([]string{"ip", "ipset", "ipvs", "nft", "nat", "routing", "service", "sysctl"}, filepath.Base(path))
 	}
-	return slices.Contains([]string{"cmp", "fmt", "hash/fnv", "maps", "math/bits", "net/netip", "slices", "strconv", "strings", "k8s.io/apimachinery/pkg/util/sets"}, path)
+	return slices.Contains([]string{"cmp", "fmt", "hash/fnv", "maps", "math/bits", "net/netip", "slices", "strings", "k8s.io/apimachinery/pkg/util/sets"}, path)
 }
 
 func TestPureRefuses(t *testing.T) {

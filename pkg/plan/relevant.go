@@ -69,9 +69,9 @@ func nameable(link string) bool {
 func withNameableLinks(n *Node) *Node {
 	unnameable := func(l routing.Link) bool { return !nameable(l.Name) }
 	over := func(r routing.Route) bool { return !nameable(r.Link) }
+	names := func(r routing.Rule) bool { return !nameable(r.IIf) || !nameable(r.OIf) }
 	inv := &n.Inventory
-	named := !slices.ContainsFunc(inv.Links, unnameable) && !slices.ContainsFunc(inv.Rules, func(r routing.Rule) bool { return !nameable(r.IIf) || !nameable(r.OIf) })
-	if named {
+	if !slices.ContainsFunc(inv.Links, unnameable) && !slices.ContainsFunc(inv.Rules, names) {
 		return n
 	}
 	out := *n
@@ -79,7 +79,7 @@ func withNameableLinks(n *Node) *Node {
 	out.Inventory.Rules = slices.Clone(inv.Rules)
 	for i := range out.Inventory.Rules {
 		r := &out.Inventory.Rules[i]
-		r.Other = r.Other || !nameable(r.IIf) || !nameable(r.OIf)
+		r.Other = r.Other || names(*r)
 	}
 	for _, routes := range []*[]routing.Route{&out.Inventory.Defaults, &out.Inventory.Attached, &out.Inventory.Direct} {
 		*routes = slices.DeleteFunc(slices.Clone(*routes), over)

@@ -148,23 +148,15 @@ func TestScenario3BesideAFirewall(t *testing.T) {
 	svc := newService("dns", corev1.ProtocolTCP, 53, "10.32.0.10")
 	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 53, endpoint{address: server.Addresses[0].String(), node: node.Name}))
 	const bridged = "net.bridge.bridge-nf-call-iptables"
-	for name, drop := range map[string]func(verb string){
-		"policy": func(verb string) {
-			node.Exec("iptables", "-P", "FORWARD", map[string]string{"-A": "DROP", "-D": "ACCEPT"}[verb])
-		},
-		"rule": func(verb string) { node.Exec("iptables", verb, "FORWARD", "-i", "cni0", "-j", "DROP") },
-		"nftables": func(verb string) {
-			if verb == "-D" {
-				node.Exec("nft", "delete", "table", "inet", "wall")
-				return
-			}
-			node.Feed("table inet wall {\nchain forward {\ntype filter hook forward priority 10; policy drop;\n}\n}\n", "nft", "-f", "-")
-		},
+	for name, commands := range map[string]struct{ drop, undo string }{
+		"policy":   {"iptables -P FORWARD DROP", "iptables -P FORWARD ACCEPT"},
+		"rule":     {"iptables -A FORWARD -i cni0 -j DROP", "iptables -D FORWARD -i cni0 -j DROP"},
+		"nftables": {"nft 'add table inet wall; add chain inet wall forward { type filter hook forward priority 10; policy drop; }'", "nft delete table inet wall"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node.Sysctl(bridged, "0")
-			drop("-A")
-			defer drop("-D")
+			node.Exec("sh", "-c", commands.drop)
+			defer node.Exec("sh", "-c", commands.undo)
 			p := node.StartProxy(func(*lab.Process) error { return hasPassed(node.Node) },
 				"--manifests", dir, "--hostname-override", node.Name, "--cluster-cidr", podCIDRs)
 			defer p.Stop()
@@ -174,11 +166,10 @@ func TestScenario3BesideAFirewall(t *testing.T) {
 			if answer := client.DialWithin(lostAfter, lab.TCP, at(server.Addresses[0].String(), 53)); answer.Server != "server" {
 				t.Errorf("from pod to pod: %s", answer)
 			}
-			answer := client.DialWithin(lostAfter, lab.TCP, "10.32.0.10:53")
-			if name != "policy" { // these drop the replies too, which the node forwards
-				return
+			if name != "policy" {
+				return // the firewall drops the replies too, which the node forwards
 			}
-			if answer.Server != "server" || answer.SeenSource.Addr() == client.Addresses[0] {
+			if answer := client.DialWithin(lostAfter, lab.TCP, "10.32.0.10:53"); answer.Server != "server" || answer.SeenSource.Addr() == client.Addresses[0] {
 				t.Errorf("%s, want it masqueraded", answer)
 			}
 		})

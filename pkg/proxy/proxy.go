@@ -364,10 +364,10 @@ func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]stru
 		for _, d := range drafts {
 			p.accept(ctx, d)
 		}
-		problems = append(problems, p.flush()...)
+		problems = append(problems, p.reconciler.FlushAhead()...)
 		// Each batch counts as progress: a long first sync must not look like a hanging one.
 		p.Observer.Idle()
 		p.Observer.Queued()
 	}
-	return problems
+	return append(problems, p.flush()...)
 }

@@ -31,6 +31,7 @@ func (r *Reconciler) newFlush() *flush {
 // sets that come into use precede their members. Rules for sets that went out of use are deleted after
 // the last members: the first pass deletes the members, and the second one the rules.
 func (r *Reconciler) Flush() Problems {
+	r.finishAdditions()
 	r.planNode()
 	problems := r.flush()
 	if r.planNode() {

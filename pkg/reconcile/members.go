@@ -187,12 +187,17 @@ func (w *memberWriter) changeOf(op ipset.Op, m *member) ipset.Change {
 
 // apply writes changes, and updates the cached state.
 func (w *memberWriter) apply(changes []ipset.Change) {
-	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(sourceRangeOrder(a), sourceRangeOrder(b)) })
+	slices.SortStableFunc(changes, bySourceRangeOrder)
 	applyChanges(changes, w.kernel.writeSets, w.done, func(c ipset.Change, err error) {
 		m := w.memberOf(c)
 		w.problems.add(w.t.members.owners(m.key), err)
 		w.t.members.setStuck(m)
 	})
+}
+
+// bySourceRangeOrder compares changes in the order of sourceRangeOrder.
+func bySourceRangeOrder(a, b ipset.Change) int {
+	return cmp.Compare(sourceRangeOrder(a), sourceRangeOrder(b))
 }
 
 // sourceRangeOrder sorts changes so that a VIP enters LOAD-BALANCER-FW after its allowed

@@ -18,7 +18,7 @@ import (
 // adds what only the node owns, and Reconciler adds the order of writes, comparisons with the kernel,
 // and the schedule.
 //
-// At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune.
+// At startup call SetNode, Load and Flush, then Set and Flush or FlushAhead for every Service, then Prune.
 // From then on call Set, Delete and SetNode as objects change, then Flush. Call Step when it is due
 // (see Next), or when another program has changed the kernel, and Settle after all of these.
 type Reconciler struct {
@@ -26,6 +26,7 @@ type Reconciler struct {
 	schedule
 
 	spotChecker spotChecker
+	ahead       *additions // being written; nil if there are none
 }
 
 // New returns a Reconciler with an empty cached state.

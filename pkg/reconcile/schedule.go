@@ -123,6 +123,7 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 // Prune declares that every Service is known, and flushes: from now on undesired state is deleted. It
 // also deletes stale UDP flows of all virtual servers, because an earlier process may have left some.
 func (r *Reconciler) Prune() Problems {
+	r.finishAdditions()
 	r.pruning = true
 	r.vips.replaceWrongScope()
 	for s := range r.servers.allExisting() {

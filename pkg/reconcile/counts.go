@@ -137,27 +137,36 @@ func (c *spotChecker) sampleMissing(sets []uint16) bool {
 	return false
 }
 
-// nextToCheck returns the next virtual servers: in turn all of a small node, and a random part of
-// those of a large one.
-func (c *spotChecker) nextToCheck() []*server {
+// nextToCheck returns the next virtual server, or nil if there is none: in turn all of a small node, and
+// a random part of those of a large one.
+func (c *spotChecker) nextToCheck() *server {
 	if len(c.toCheck) == 0 {
 		c.toCheck = slices.Collect(c.t.servers.records.Some(sampledSlots))
 	}
-	next := c.toCheck[:min(len(c.toCheck), checkedAtOnce)]
-	if c.toCheck = c.toCheck[len(next):]; len(c.toCheck) == 0 {
+	if len(c.toCheck) == 0 {
+		return nil
+	}
+	next := c.toCheck[0]
+	if c.toCheck = c.toCheck[1:]; len(c.toCheck) == 0 {
 		c.toCheck = nil // release its array
 	}
 	return next
 }
 
-// realServersDiffer checks the next virtual servers. They include those of IPv6, which the kernel
-// does not count.
+// realServersDiffer checks the next virtual servers until one differs. They include those of IPv6, which
+// the kernel does not count.
 func (c *spotChecker) realServersDiffer() bool {
-	return slices.ContainsFunc(c.nextToCheck(), func(s *server) bool {
-		if !s.exists {
+	for range checkedAtOnce {
+		s := c.nextToCheck()
+		if s == nil {
 			return false
 		}
-		is, err := c.kernel.IPVS.RealServers(s.key)
-		return err == nil && !s.cached.equals(is)
-	})
+		if !s.exists {
+			continue
+		}
+		if is, err := c.kernel.IPVS.RealServers(s.key); err == nil && !s.cached.equals(is) {
+			return true
+		}
+	}
+	return false
 }

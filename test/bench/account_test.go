@@ -116,10 +116,21 @@ func memory(t testing.TB, pid int) float64 { return status(t, pid, "VmRSS:") }
 // peakMemory returns a process's maximum resident memory so far in MB.
 func peakMemory(t testing.TB, pid int) float64 { return status(t, pid, "VmHWM:") }
 
+// kernelMemory returns the kernel's memory that it cannot reclaim in MB: its objects, and those of each
+// processor.
+func kernelMemory(t testing.TB) float64 {
+	return sizeIn(t, "/proc/meminfo", "SUnreclaim:") + sizeIn(t, "/proc/meminfo", "Percpu:")
+}
+
 // status returns a size from /proc/PID/status in MB.
 func status(t testing.TB, pid int, field string) float64 {
+	return sizeIn(t, fmt.Sprintf("/proc/%d/status", pid), field)
+}
+
+// sizeIn returns a size in kB from a file, in MB.
+func sizeIn(t testing.TB, file, field string) float64 {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	text, err := os.ReadFile(file)
 	must(t, err)
 	for line := range strings.Lines(string(text)) {
 		if kb, ok := strings.CutPrefix(line, field); ok {
@@ -128,7 +139,7 @@ func status(t testing.TB, pid int, field string) float64 {
 			return n / 1024
 		}
 	}
-	t.Fatalf("process %d has no %s", pid, field)
+	t.Fatalf("%s has no %s", file, field)
 	return 0
 }
 

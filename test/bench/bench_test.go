@@ -23,7 +23,7 @@ func TestBench(t *testing.T) {
 	write := func(done, all int) {
 		results.Fact("ended", now())
 		results.Fact("done", fmt.Sprintf("%d of %d parts", done, all))
-		keep(t, "measurements.md", results.Markdown(Targets(slices.Max(peerSizes), slices.Max(sizes))))
+		keep(t, "measurements.md", results.Markdown(Targets(peerSizes, slices.Max(sizes))))
 		keep(t, "measurements.svg", results.SVG())
 	}
 	b := newBench(t)
@@ -33,7 +33,30 @@ func TestBench(t *testing.T) {
 	for _, n := range all {
 		b.plan(n, slices.Contains(sizes, n), slices.Contains(peerSizes, n))
 	}
+	b.progress.add(fmt.Sprintf("%d mixed Services", mixedServices), 150, func(t *testing.T) {
+		b.api.replace(mixedServices, mixedService)
+		b.mixed(t)
+	})
+	b.progress.add(fmt.Sprintf("%d Services of %d endpoints", wideServices, wideEndpoints), 900, func(t *testing.T) {
+		b.api.replace(wideServices, wideService)
+		b.wideStarts(t, wideServices)
+	})
 	b.progress.run(t)
+}
+
+// The numbers of Services with which their cold starts are measured: mixed ones, and those of 50 endpoints each.
+const mixedServices, wideServices = 10000, 5000
+
+// mixed measures a start with mixed Services.
+func (b *bench) mixed(t *testing.T) {
+	r := b.begin(t, byRoute, mixedServices)
+	kernel := kernelMemory(t)
+	r.start()
+	r.put(MixedStart, r.passed(r.limit).Sub(r.started).Seconds())
+	r.put(MixedCPU, cpu(t, r.process.PID()).Seconds())
+	r.put(MixedMemory, memory(t, r.process.PID()))
+	r.put(MixedPeak, peakMemory(t, r.process.PID()))
+	r.put(MixedKernelMemory, kernelMemory(t)-kernel)
 }
 
 // warmUp loads the programs and the kernel's modules, so that the first measurement does
@@ -147,12 +170,15 @@ func (r *run) seldom(period string) {
 }
 
 // short is the subset that is measured of kube-proxy, whose changes can take minutes
-// each.
+// each. Its restart takes about as long as its cold start, so it is measured with few Services only.
 func (r *run) short() {
 	r.coldStart()
 	r.ruleCounts()
 	r.oneChange(3)
-	r.idle(idleTime)
+	if r.n <= 1000 {
+		r.restart()
+	}
+	r.idle(peerIdleTime)
 	r.put(Churned, memory(r.t, r.process.PID()))
 }
 
@@ -164,7 +190,7 @@ func describe(results *Results, sizes, peerSizes []int) {
 	results.Fact("kernel", strings.TrimSpace(read("/proc/sys/kernel/osrelease")))
 	results.Fact("machine", fmt.Sprintf("%s (%s), %d processors, in the lab's way %q; the API server is outside of it", model(), runtime.GOARCH, runtime.NumCPU(), os.Getenv("LAB")))
 	results.Fact("machine around it", os.Getenv("BENCH_HOST"))
-	results.Fact("objects", fmt.Sprintf("each Service with one TCP port and %d endpoints, in one EndpointSlice; written to its etcd, read and changed through the API server", endpointsOfEach))
+	results.Fact("objects", fmt.Sprintf("each Service with one TCP port and %d endpoints, in one EndpointSlice, one in a hundred endpoints on the node, with the labels, owners, managedFields and references of a cluster's; written to its etcd, read and changed through the API server", endpointsOfEach))
 	results.Fact("numbers of Services", fmt.Sprintf("%v for kube-ipvs, %v for kube-proxy", sizes, peerSizes))
 	results.Fact("began", now())
 }

@@ -5,6 +5,7 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -34,6 +35,11 @@ type stored struct {
 	Value []byte `json:"value"`
 }
 
+// managedFields are those of a typical Service, which take more than the rest of it.
+const managedFields = `{"f:metadata":{"f:annotations":{".":{},"f:meta.helm.sh/release-name":{}},"f:labels":{".":{},"f:app.kubernetes.io/name":{},` +
+	`"f:helm.sh/chart":{}}},"f:spec":{"f:internalTrafficPolicy":{},"f:ports":{".":{},"k:{\"port\":80,\"protocol\":\"TCP\"}":{".":{},"f:name":{},` +
+	`"f:port":{},"f:protocol":{},"f:targetPort":{}}},"f:selector":{},"f:sessionAffinity":{},"f:type":{}}}`
+
 var encoder = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 
 // store encodes an object for storage.
@@ -43,46 +49,50 @@ func store(key string, version schema.GroupVersion, kind string, object interfac
 }) (stored, error) {
 	object.SetUID(types.UID(key))
 	object.SetGeneration(1)
-	object.SetCreationTimestamp(metav1.NewTime(time.Now()))
+	now := metav1.NewTime(time.Now())
+	object.SetCreationTimestamp(now)
+	object.SetManagedFields([]metav1.ManagedFieldsEntry{{
+		Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: version.String(), Time: &now,
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(managedFields),
+	}})
 	object.GetObjectKind().SetGroupVersionKind(version.WithKind(kind))
 	var b bytes.Buffer
 	err := encoder.Encode(object, &b)
 	return stored{[]byte("/registry/" + key), b.Bytes()}, err
 }
 
-// storedService returns a Service with its slice, and the object by which the API server
+// storedService returns a Service with its slices, and the object by which the API server
 // records that the cluster IP is allocated.
 func (a *api) storedService(n int) ([]stored, error) {
-	svc, slice := newService(n), a.slice(n)
-	svc.Namespace, slice.Namespace = a.space, a.space
+	svc, slices := a.objects(n)
+	svc.Namespace = a.space
 	address := &networkingv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{Name: svc.Spec.ClusterIP, Labels: map[string]string{
 			networkingv1.LabelIPAddressFamily: string(corev1.IPv4Protocol), networkingv1.LabelManagedBy: "ipallocator.k8s.io",
 		}},
 		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services", Namespace: a.space, Name: svc.Name}},
 	}
-	objects := make([]stored, 3)
-	var err [3]error
-	objects[0], err[0] = store("ipaddresses/"+address.Name, networkingv1.SchemeGroupVersion, "IPAddress", address)
-	objects[1], err[1] = store("endpointslices/"+a.space+"/"+slice.Name, discoveryv1.SchemeGroupVersion, "EndpointSlice", slice)
-	objects[2], err[2] = store("services/specs/"+a.space+"/"+svc.Name, corev1.SchemeGroupVersion, "Service", svc)
-	for _, err := range err {
-		if err != nil {
-			return nil, err
-		}
+	var objects []stored
+	var errs []error
+	add := func(o stored, err error) { objects, errs = append(objects, o), append(errs, err) }
+	add(store("ipaddresses/"+address.Name, networkingv1.SchemeGroupVersion, "IPAddress", address))
+	for _, slice := range slices {
+		slice.Namespace = a.space
+		add(store("endpointslices/"+a.space+"/"+slice.Name, discoveryv1.SchemeGroupVersion, "EndpointSlice", slice))
 	}
-	return objects, nil
+	add(store("services/specs/"+a.space+"/"+svc.Name, corev1.SchemeGroupVersion, "Service", svc))
+	return objects, errors.Join(errs...)
 }
 
-// perTransaction is the number of Services in one transaction. etcd allows 128 objects.
-const perTransaction = 42
+// perTransaction is the number of objects from which on a transaction is sent. etcd allows 128.
+const perTransaction = 120
 
 // grow creates Services until there are n.
 func (a *api) grow(n int) {
 	a.t.Helper()
 	for a.count < n {
 		var operations []map[string]stored
-		for ; a.count < n && len(operations) < 3*perTransaction; a.count++ {
+		for ; a.count < n && len(operations) < perTransaction; a.count++ {
 			objects, err := a.storedService(a.count)
 			must(a.t, err)
 			for _, o := range objects {
@@ -92,6 +102,32 @@ func (a *api) grow(n int) {
 		must(a.t, transact(operations))
 	}
 	a.awaitCache(n - 1)
+}
+
+// replace deletes all Services, and creates n others; objects returns each with its slices.
+func (a *api) replace(n int, objects func(n int) (*corev1.Service, []*discoveryv1.EndpointSlice)) {
+	a.t.Helper()
+	for _, kind := range []string{"services/specs/", "endpointslices/"} {
+		prefix := "/registry/" + kind + a.space
+		body, err := json.Marshal(map[string][]byte{"key": []byte(prefix + "/"), "range_end": []byte(prefix + "0")})
+		must(a.t, err)
+		must(a.t, send("deleterange", body))
+	}
+	lab.Eventually(a.t, 5*time.Minute, "the API server knows that all Services are deleted", func() error {
+		cached := metav1.ListOptions{ResourceVersion: "0"}
+		services, err := a.client.CoreV1().Services(a.space).List(a.t.Context(), cached)
+		if err != nil {
+			return err
+		}
+		endpoints, err := a.client.DiscoveryV1().EndpointSlices(a.space).List(a.t.Context(), cached)
+		if err == nil && len(services.Items)+len(endpoints.Items) > 0 {
+			err = fmt.Errorf("%d Services and %d EndpointSlices", len(services.Items), len(endpoints.Items))
+		}
+		return err
+	})
+	a.count, a.objects = 0, objects
+	clear(a.versions)
+	a.grow(n)
 }
 
 // awaitCache waits until a list contains the last created Service. The API server answers
@@ -141,7 +177,7 @@ func transact(operations []map[string]stored) error {
 	if err != nil {
 		return err
 	}
-	return send(body)
+	return send("txn", body)
 }
 
 // transaction encodes a transaction for the JSON interface of etcd.
@@ -149,8 +185,9 @@ func transaction(operations []map[string]stored) ([]byte, error) {
 	return json.Marshal(map[string]any{"success": operations})
 }
 
-func send(body []byte) error {
-	response, err := http.Post(os.Getenv("LAB_ETCD")+"/v3/kv/txn", "application/json", bytes.NewReader(body))
+// send sends a request to etcd.
+func send(request string, body []byte) error {
+	response, err := http.Post(os.Getenv("LAB_ETCD")+"/v3/kv/"+request, "application/json", bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

@@ -93,6 +93,8 @@ func (r *run) coldStart() (seen tally) {
 func (r *run) startTapped() tally {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
+	kernel := kernelMemory(r.t)
+	defer func() { r.put(KernelMemory, kernelMemory(r.t)-kernel) }()
 	r.start()
 	if r.subject.peer {
 		r.put(ColdStart, r.passed(r.limit).Sub(r.started).Seconds())
@@ -280,7 +282,7 @@ func (r *run) keepRate(writes []writing, duration time.Duration) []begun {
 		for _, address := range w.addresses {
 			began = append(began, begun{address, now})
 		}
-		must(r.t, send(w.body))
+		must(r.t, send("txn", w.body))
 	}
 	return began
 }
@@ -386,6 +388,10 @@ func checkPeriod(services int, reading time.Duration) time.Duration {
 // that the Go runtime makes every two minutes in other idle programs, and eight of the checks every
 // 30 s.
 const idleTime = 250 * time.Second
+
+// peerIdleTime includes four of the periodic syncs of kube-proxy, and one of the collections that the
+// Go runtime makes every two minutes.
+const peerIdleTime = 130 * time.Second
 
 // idle measures an idle program with its checks every second and every 30 s, after the
 // first full comparison since its start. It adds the proportional cost of a full

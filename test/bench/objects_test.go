@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -69,9 +70,19 @@ func (a *api) create(namespace string, svc *corev1.Service, slice *discoveryv1.E
 
 func serviceName(n int) string { return fmt.Sprintf("svc-%05d", n) }
 
+// chartLabels are labels of an object that Helm installed.
+func chartLabels(n int) map[string]string {
+	return map[string]string{
+		"app.kubernetes.io/name": "backend", "app.kubernetes.io/instance": serviceName(n), "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "backend-1.2.3",
+	}
+}
+
 func newService(n int) *corev1.Service {
 	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: serviceName(n)},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: serviceName(n), Labels: chartLabels(n),
+			Annotations: map[string]string{"meta.helm.sh/release-name": serviceName(n), "meta.helm.sh/release-namespace": "default"},
+		},
 		Spec: corev1.ServiceSpec{
 			Type:                  corev1.ServiceTypeClusterIP,
 			ClusterIP:             vip(n).String(),
@@ -80,6 +91,7 @@ func newService(n int) *corev1.Service {
 			IPFamilyPolicy:        ptr.To(corev1.IPFamilyPolicySingleStack),
 			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster),
 			SessionAffinity:       corev1.ServiceAffinityNone,
+			Selector:              map[string]string{"app.kubernetes.io/name": "backend", "app.kubernetes.io/instance": serviceName(n)},
 			Ports:                 []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(8000)}},
 		},
 	}
@@ -88,20 +100,68 @@ func newService(n int) *corev1.Service {
 func newSlice(n, version int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:   serviceName(n) + "-1",
-			Labels: map[string]string{discoveryv1.LabelServiceName: serviceName(n)},
+			Name: serviceName(n) + "-1", GenerateName: serviceName(n) + "-", Labels: chartLabels(n),
+			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339)},
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "Service", Name: serviceName(n), UID: anyUID, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true),
+			}},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](8000)}},
 	}
+	s.Labels[discoveryv1.LabelServiceName] = serviceName(n)
+	s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
 	for i := range endpointsOfEach {
 		v := 0
 		if i == 0 {
 			v = version
 		}
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{endpoint(n, i, v).String()}})
+		s.Endpoints = append(s.Endpoints, newEndpoint(n, i, endpoint(n, i, v)))
 	}
 	return s
+}
+
+// anyUID is an UID with the length of a real one.
+const anyUID = "0b9b8b6e-6c0e-4a53-9d0a-0f8f5d1f0d5e"
+
+// newEndpoint returns endpoint number i of Service number n. One in a hundred is on the node.
+func newEndpoint(n, i int, address netip.Addr) discoveryv1.Endpoint {
+	host := fmt.Sprintf("worker-%d", (n+i)%500)
+	if n%50 == 0 && i == 0 {
+		host = "node"
+	}
+	return discoveryv1.Endpoint{
+		Addresses:  []string{address.String()},
+		Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)},
+		NodeName:   ptr.To(host), Zone: ptr.To(fmt.Sprintf("zone-%d", (n+i)%3)),
+		TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: fmt.Sprintf("%s-%d", serviceName(n), i), UID: anyUID},
+	}
+}
+
+// mixedService returns Service number n of those that TestBench and TestCounted call mixed, with its slices: it has both
+// families; one in ten has a node port, and one in twenty a load balancer too.
+func mixedService(n int) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	svc, slice := newService(n), newSlice(n, 0)
+	svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	svc.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyRequireDualStack)
+	svc.Spec.ClusterIPs = append(svc.Spec.ClusterIPs, fmt.Sprintf("fd00:10:96::%x", 256+n))
+	if n%10 == 0 {
+		svc.Spec.Type = corev1.ServiceTypeNodePort
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+		svc.Spec.Ports[0].NodePort = 30000 + int32(n/10)%2768
+	}
+	if n%20 == 0 {
+		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+		svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{
+			IP: numbered(netip.MustParseAddr("203.0.113.0"), n/20).String(), IPMode: ptr.To(corev1.LoadBalancerIPModeVIP),
+		}}
+	}
+	six := newSlice(n, 0)
+	six.Name, six.AddressType, six.Endpoints = serviceName(n)+"-2", discoveryv1.AddressTypeIPv6, nil
+	for i := range endpointsOfEach {
+		six.Endpoints = append(six.Endpoints, newEndpoint(n, i, netip.MustParseAddr(fmt.Sprintf("fd00:10:128::%x:%x", n, i+1))))
+	}
+	return svc, []*discoveryv1.EndpointSlice{slice, six}
 }
 
 // api writes to the lab's API server.
@@ -112,8 +172,13 @@ type api struct {
 	count  int
 	// versions counts the changes of each Service's endpoint.
 	versions map[int]int
-	// slice returns the first EndpointSlice of a Service.
-	slice func(n int) *discoveryv1.EndpointSlice
+	// objects returns a Service with its slices.
+	objects func(n int) (*corev1.Service, []*discoveryv1.EndpointSlice)
+}
+
+// plain returns Service number n with one slice.
+func plain(n int) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	return newService(n), []*discoveryv1.EndpointSlice{newSlice(n, 0)}
 }
 
 // writers is the number of concurrent requests.
@@ -128,7 +193,7 @@ func newAPI(t testing.TB) *api {
 	config.AcceptContentTypes = config.ContentType
 	client, err := kubernetes.NewForConfig(config)
 	must(t, err)
-	a := &api{t: t, client: client, versions: map[int]int{}, slice: func(n int) *discoveryv1.EndpointSlice { return newSlice(n, 0) }}
+	a := &api{t: t, client: client, versions: map[int]int{}, objects: plain}
 	ns, err := client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
 	must(t, err)

@@ -22,55 +22,65 @@ type Measure struct {
 
 // The measures, in the order of the page.
 var (
-	ColdStart      = Measure{"Cold start", "s", "From the start of the process on a fresh node until everything is programmed, the reading of the objects from the API server included."}
-	Kernel         = Measure{"Kernel part of the cold start", "s", "From the first real server that is written, except those of DNS and of the API server, until everything is programmed; planning is in it. The raw floor's is the sum of its parts."}
-	KernelCPU      = Measure{"Processor time in it", "s", "The kernel's own included."}
-	FloorIPVS      = Measure{"Raw floor: virtual and real servers", "s", "A small program that does nothing but send the messages, 64 to a write."}
-	FloorSets      = Measure{"Raw floor: members of two sets", "s", ""}
-	FloorVIPs      = Measure{"Raw floor: VIPs", "s", "Addresses on an interface, or local routes."}
-	OneMedian      = Measure{"One endpoint changed, median", "ms", "From the start of the request to the API server until the new real server is written to the kernel."}
-	OneTail        = Measure{"One endpoint changed, 99th percentile", "ms", "Of 1,000 changes; of kube-proxy, whose changes take seconds, of few: then it is the worst."}
-	OneWorst       = Measure{"One endpoint changed, 99.9th percentile", "ms", "Of 1,000 changes. No check, resync or pod churn is under way."}
-	OneDisturbed   = Measure{"The same, 99.9th percentile, beside checks and pod churn", "ms", "Of 1,000 changes, while a pod starts and another one ends every second, and the whole state and the rules are compared every 10 s."}
-	PodStart       = Measure{"A pod starts", counted, "Of the whole process, in user space and in the kernel. The loop executes a part of them."}
-	ManyEndpoints  = Measure{"One endpoint changed in a Service of 5,000", counted, "Of 20 changes, one after the other; draining the old endpoint is included."}
-	FullConntrack  = Measure{"A UDP endpoint changed beside 262,144 conntrack entries", counted, "The median of 5 changes. The kernel's search of the table is included, and what the process does in the 2 s after it. It has no target here: the search waits for memory, so instructions do not show how long it takes."}
-	ChangeCPU      = Measure{"One change", counted, "Of the changes of the rolling restart, many at once."}
-	StartCounted   = Measure{"Instructions of a cold start", counted, "From the start of the process until everything is programmed, the reading of the objects included. The processor waits for the API server, which is outside of the guest; that is not included."}
-	RestartCounted = Measure{"Instructions of a restart with everything programmed", counted, "From the start of the process until everything is known to be right."}
-	FloorCounted   = Measure{"Raw floor", counted, "A small program that does nothing but send the messages: real and virtual servers, members of two sets, VIPs as local routes."}
-	KernelCounted  = Measure{"Instructions of the kernel part of a cold start", counted, "From the first real server that is written, except those of DNS and of the API server, until everything is programmed."}
-	CheckCounted   = Measure{"Instructions of a comparison of everything", counted, "Of the kernel with the plan, beside the loop; all that the process does until it is at rest."}
-	IdleCounted    = Measure{"Idle with all checks", counted + " a second", "Comparisons of everything are included: those that took place, or the share of one if there was none."}
-	Emptied        = Measure{"All virtual servers deleted by another program: back after", "s", "From the deletion until the last real server is written."}
-	APIWrite       = Measure{"Of that, the request to the API server, median", "ms", "Until it is answered. The watch may deliver before."}
-	FirstDNS       = Measure{"DNS in the kernel", "s", "From the start of the process until the endpoint of kube-system's DNS is written."}
-	Rate           = Measure{"Endpoint changes a second that were made", "1/s", "1,000 a second were asked for, for a minute. They are written to etcd, from which the API server has them."}
-	Overtaken      = Measure{"Under these, changes that were overtaken", "%", "By the next one of their Service, with which they were planned. They are not in what follows."}
-	RateMedian     = Measure{"Under these, one change, median", "ms", "From the request to etcd, of 50 changes, until the kernel has it."}
-	RateTail       = Measure{"Under these, one change, 99th percentile", "ms", ""}
-	Backlog        = Measure{"Under these, the last change in the kernel after", "ms", "From the end of the last request."}
-	Rolling        = Measure{"Rolling restart of 500 pods: writes to the kernel", "messages", "The least is 1,500: add the new real server, drain the old one, delete it."}
-	Restart        = Measure{"Restart with everything programmed", "s", "From the start of the process until everything is known to be right."}
-	Rewrites       = Measure{"Restart with everything programmed: writes to the kernel", "messages", ""}
-	IdleChecked    = Measure{"Idle with all checks: processor time", "% of a core", "What follows, and the share of a comparison of everything, if there was none meanwhile. With 30 s between two comparisons, everything is compared every 30 s with up to 666 Services of these, every 8 minutes with 10,000, every 20 minutes with 13,000 or more; less often if reading the kernel is slow."}
-	Idle           = Measure{"Idle: processor time", "% of a core", "With what is looked at every second and every 30 s."}
-	IdleWork       = Measure{"Idle: programs run and writes to the kernel", "", "In the same time."}
-	Check          = Measure{"A comparison of everything: processor time", "s", "Of the kernel with the plan, beside the loop; all that the process does until it is at rest."}
-	Memory         = Measure{"Memory after the start", "MB", "Resident."}
-	PeakMemory     = Measure{"Most memory during the start", "MB", "Resident (VmHWM)."}
-	Churned        = Measure{"Memory after the changes", "MB", "Resident, after all changes above and a comparison with the kernel."}
-	Rechurned      = Measure{"Memory after another minute of 1,000 changes a second", "MB", "In the same way: what grows with changes would have grown again."}
-	Programs       = Measure{"Programs run for the start", "", "By process accounting."}
-	HotPath        = Measure{"Programs run for 500 changes", "", "By process accounting."}
-	Rules          = Measure{"Rules of iptables on the node", "", "Of both families: a packet meets some of them."}
-	RulesMet       = Measure{"Rules that the first packet of a connection meets", "", "Of iptables, from its entry until a real server is chosen, as `kube-ipvs trace` counts them."}
+	ColdStart         = Measure{"Cold start", "s", "From the start of the process on a fresh node until everything is programmed, the reading of the objects from the API server included."}
+	Kernel            = Measure{"Kernel part of the cold start", "s", "From the first real server that is written, except those of DNS and of the API server, until everything is programmed; planning is in it. The raw floor's is the sum of its parts."}
+	KernelCPU         = Measure{"Processor time in it", "s", "The kernel's own included."}
+	FloorIPVS         = Measure{"Raw floor: virtual and real servers", "s", "A small program that does nothing but send the messages, 64 to a write."}
+	FloorSets         = Measure{"Raw floor: members of two sets", "s", ""}
+	FloorVIPs         = Measure{"Raw floor: VIPs", "s", "Addresses on an interface, or local routes."}
+	OneMedian         = Measure{"One endpoint changed, median", "ms", "From the start of the request to the API server until the new real server is written to the kernel."}
+	OneTail           = Measure{"One endpoint changed, 99th percentile", "ms", "Of 1,000 changes; of kube-proxy, whose changes take seconds, of few: then it is the worst."}
+	OneWorst          = Measure{"One endpoint changed, 99.9th percentile", "ms", "Of 1,000 changes. No check, resync or pod churn is under way."}
+	OneDisturbed      = Measure{"The same, 99.9th percentile, beside checks and pod churn", "ms", "Of 1,000 changes, while a pod starts and another one ends every second, and the whole state and the rules are compared every 10 s."}
+	PodStart          = Measure{"A pod starts", counted, "Of the whole process, in user space and in the kernel. The loop executes a part of them."}
+	ManyEndpoints     = Measure{"One endpoint changed in a Service of 5,000", counted, "Of 20 changes, one after the other; draining the old endpoint is included."}
+	FullConntrack     = Measure{"A UDP endpoint changed beside 262,144 conntrack entries", counted, "The median of 5 changes. The kernel's search of the table is included, and what the process does in the 2 s after it. It has no target here: the search waits for memory, so instructions do not show how long it takes."}
+	ChangeCPU         = Measure{"One change", counted, "Of the changes of the rolling restart, many at once."}
+	StartCounted      = Measure{"Instructions of a cold start", counted, "From the start of the process until everything is programmed, the reading of the objects included. The processor waits for the API server, which is outside of the guest; that is not included."}
+	RestartCounted    = Measure{"Instructions of a restart with everything programmed", counted, "From the start of the process until everything is known to be right."}
+	FloorCounted      = Measure{"Raw floor", counted, "A small program that does nothing but send the messages: real and virtual servers, members of two sets, VIPs as local routes."}
+	KernelCounted     = Measure{"Instructions of the kernel part of a cold start", counted, "From the first real server that is written, except those of DNS and of the API server, until everything is programmed."}
+	CheckCounted      = Measure{"Instructions of a comparison of everything", counted, "Of the kernel with the plan, beside the loop; all that the process does until it is at rest."}
+	IdleCounted       = Measure{"Idle with all checks", counted + " a second", "Comparisons of everything are included: those that took place, or the share of one if there was none."}
+	Emptied           = Measure{"All virtual servers deleted by another program: back after", "s", "From the deletion until the last real server is written."}
+	APIWrite          = Measure{"Of that, the request to the API server, median", "ms", "Until it is answered. The watch may deliver before."}
+	FirstDNS          = Measure{"DNS in the kernel", "s", "From the start of the process until the endpoint of kube-system's DNS is written."}
+	Rate              = Measure{"Endpoint changes a second that were made", "1/s", "1,000 a second were asked for, for a minute. They are written to etcd, from which the API server has them."}
+	Overtaken         = Measure{"Under these, changes that were overtaken", "%", "By the next one of their Service, with which they were planned. They are not in what follows."}
+	RateMedian        = Measure{"Under these, one change, median", "ms", "From the request to etcd, of 50 changes, until the kernel has it."}
+	RateTail          = Measure{"Under these, one change, 99th percentile", "ms", ""}
+	Backlog           = Measure{"Under these, the last change in the kernel after", "ms", "From the end of the last request."}
+	Rolling           = Measure{"Rolling restart of 500 pods: writes to the kernel", "messages", "The least is 1,500: add the new real server, drain the old one, delete it."}
+	Restart           = Measure{"Restart with everything programmed", "s", "From the start of the process until everything is known to be right."}
+	Rewrites          = Measure{"Restart with everything programmed: writes to the kernel", "messages", ""}
+	IdleChecked       = Measure{"Idle with all checks: processor time", "% of a core", "What follows, and the share of a comparison of everything, if there was none meanwhile. With 30 s between two comparisons, everything is compared every 30 s with up to 666 Services of these, every 8 minutes with 10,000, every 20 minutes with 13,000 or more; less often if reading the kernel is slow."}
+	Idle              = Measure{"Idle: processor time", "% of a core", "With what is looked at every second and every 30 s."}
+	IdleWork          = Measure{"Idle: programs run and writes to the kernel", "", "In the same time."}
+	Check             = Measure{"A comparison of everything: processor time", "s", "Of the kernel with the plan, beside the loop; all that the process does until it is at rest."}
+	Memory            = Measure{"Memory after the start", "MB", "Resident."}
+	PeakMemory        = Measure{"Most memory during the start", "MB", "Resident (VmHWM)."}
+	Churned           = Measure{"Memory after the changes", "MB", "Resident, after all changes above and a comparison with the kernel."}
+	Rechurned         = Measure{"Memory after another minute of 1,000 changes a second", "MB", "In the same way: what grows with changes would have grown again."}
+	KernelMemory      = Measure{"The kernel's memory for the start", "MB", "SUnreclaim and Percpu of /proc/meminfo after the start, less before it."}
+	WideStart         = Measure{"Cold start with Services of 50 endpoints", "s", ""}
+	WideCPU           = Measure{"Processor time of it", "s", "Of the process, with its kernel calls; not of the programs that it runs."}
+	WideMemory        = Measure{"Memory after it", "MB", "Resident."}
+	MixedStart        = Measure{"Cold start with mixed Services", "s", "Each Service has both families, one in ten has a node port, one in twenty a load balancer too."}
+	MixedCPU          = Measure{"Processor time of that", "s", ""}
+	MixedMemory       = Measure{"Memory after that", "MB", "Resident."}
+	MixedPeak         = Measure{"Most memory during that", "MB", "Resident (VmHWM)."}
+	MixedKernelMemory = Measure{"The kernel's memory for that", "MB", ""}
+	Programs          = Measure{"Programs run for the start", "", "By process accounting."}
+	HotPath           = Measure{"Programs run for 500 changes", "", "By process accounting."}
+	Rules             = Measure{"Rules of iptables on the node", "", "Of both families: a packet meets some of them."}
+	RulesMet          = Measure{"Rules that the first packet of a connection meets", "", "Of iptables, from its entry until a real server is chosen, as `kube-ipvs trace` counts them."}
 )
 
 // Measures are all of them.
 var Measures = []Measure{
 	ColdStart, Kernel, KernelCPU, FloorIPVS, FloorSets, FloorVIPs, FirstDNS, OneMedian, OneTail, OneWorst, OneDisturbed, APIWrite, Rate, Overtaken, RateMedian, RateTail, Backlog,
-	Rolling, Emptied, Restart, Rewrites, IdleChecked, Idle, Check, IdleWork, Memory, PeakMemory, Churned, Rechurned, Programs, HotPath, Rules, RulesMet,
+	Rolling, Emptied, Restart, Rewrites, IdleChecked, Idle, Check, IdleWork, Memory, PeakMemory, Churned, Rechurned, KernelMemory,
+	WideStart, WideCPU, WideMemory, MixedStart, MixedCPU, MixedMemory, MixedPeak, MixedKernelMemory, Programs, HotPath, Rules, RulesMet,
 }
 
 // Counted are the measures of the page of counted instructions. The first seconds on it are those of

@@ -20,7 +20,7 @@ func example() *Results {
 // A missing figure is shown as not measured, in the table of figures and in that of
 // targets.
 func TestNotMeasured(t *testing.T) {
-	page := example().Markdown(Targets(1000, 1000))
+	page := example().Markdown(Targets([]int{1000}, 1000))
 	for _, line := range []string{
 		"| machine | two cores |",
 		"| Services | 100 | 1,000 |",
@@ -60,7 +60,7 @@ func TestCountedPage(t *testing.T) {
 func TestTargetsAreMissed(t *testing.T) {
 	r := example()
 	r.Put(ColdStart, IPVS, 1000, 100)
-	if page := r.Markdown(Targets(1000, 1000)); !strings.Contains(page, "| at least 200 | 40 | **missed** |") {
+	if page := r.Markdown(Targets([]int{1000}, 1000)); !strings.Contains(page, "| at least 200 | 40 | **missed** |") {
 		t.Error(page)
 	}
 }

@@ -92,44 +92,57 @@ const (
 // of three benchmarks of pkg/proxy, run on the lab's counting processor and outside of it (3 to 5).
 const emulated, native = 1 / 3., 3.
 
-// Targets returns the targets, for the number of Services with which kube-proxy was
-// measured and for a large number.
-func Targets(peer, large int) []Target {
+// Targets returns the targets, for the numbers of Services with which kube-proxy was measured and for a
+// large number.
+func Targets(peers []int, large int) []Target {
 	at := func(m Measure, subject string, n int) figure { return figure{m, subject, n} }
 	name := func(format string, n int) string { return fmt.Sprintf(format, thousands(n)) }
-	return []Target{
-		{Name: name("Cold start of kube-proxy's IPVS mode, in ours, %s Services", peer), AtLeast: 200, Measured: ratio(at(ColdStart, IPVS, peer), at(ColdStart, Ours, peer))},
-		{Name: name("Cold start of its nftables mode, in ours, %s", peer), AtLeast: 10, Measured: ratio(at(ColdStart, NFTables, peer), at(ColdStart, Ours, peer))},
+	var out []Target
+	for _, peer := range peers {
+		out = append(out,
+			Target{Name: name("Cold start of kube-proxy's IPVS mode, in ours, %s Services", peer), AtLeast: 200, Measured: ratio(at(ColdStart, IPVS, peer), at(ColdStart, Ours, peer))},
+			Target{Name: name("Cold start of its nftables mode, in ours, %s", peer), AtLeast: 10, Measured: ratio(at(ColdStart, NFTables, peer), at(ColdStart, Ours, peer))},
+			Target{Name: name("One change of kube-proxy's IPVS mode, in ours, median, %s", peer), AtLeast: 500, Measured: ratio(at(OneMedian, IPVS, peer), at(OneMedian, Ours, peer))},
+			Target{Name: name("One change of its nftables mode, in ours, median, %s", peer), AtLeast: 20, Measured: ratio(at(OneMedian, NFTables, peer), at(OneMedian, Ours, peer))})
+	}
+	out = append(out, []Target{
 		{Name: "Kernel part of the cold start, in raw floors, 10,000", AtMost: 1.3, Measured: ratio(at(Kernel, Ours, 10000), at(Kernel, Floor, 10000))},
 		{Name: name("Kernel part of the cold start, in raw floors, %s", large), AtMost: 1.3, Measured: ratio(at(Kernel, Ours, large), at(Kernel, Floor, large))},
 		{Name: "Cold start as a whole, in raw floors, 10,000", AtMost: 2, Measured: ratio(at(ColdStart, Ours, 10000), at(Kernel, Floor, 10000))},
 		{Name: name("Cold start as a whole, in raw floors, %s", large), AtMost: 2, Measured: ratio(at(ColdStart, Ours, large), at(Kernel, Floor, large))},
 		{Name: name("DNS in the kernel, in the cold start, %s", large), AtMost: 0.01, Measured: ratio(at(FirstDNS, Ours, large), at(ColdStart, Ours, large))},
 		{Name: "Cold start for each Service, 44,125 against 10,000", AtMost: 1.2, Measured: perService(at(ColdStart, Ours, 44125), at(ColdStart, Ours, 10000))},
-		{Name: name("One change of kube-proxy's IPVS mode, in ours, median, %s", peer), AtLeast: 500, Measured: ratio(at(OneMedian, IPVS, peer), at(OneMedian, Ours, peer))},
-		{Name: name("One change of its nftables mode, in ours, median, %s", peer), AtLeast: 20, Measured: ratio(at(OneMedian, NFTables, peer), at(OneMedian, Ours, peer))},
+		{Name: "Cold start of nftables mode with 5,000 Services of 50 endpoints, in ours", AtLeast: 10, Measured: ratio(at(WideStart, NFTables, 5000), at(WideStart, Ours, 5000))},
 		{Name: name("One change, median, %s against 100", large), AtMost: 1.5, Measured: ratio(at(OneMedian, Ours, large), at(OneMedian, Ours, 100))},
 		{Name: name("One change, 99th percentile, %s against 100", large), AtMost: 1.5, Measured: ratio(at(OneTail, Ours, large), at(OneTail, Ours, 100))},
-		{Name: name("One change, 99.9th percentile, with a check, a resync and pod churn, %s: ms", large), AtMost: 100, Measured: at(OneDisturbed, Ours, large).of},
+		{Name: name("One change, 99.9th percentile, with a check and pod churn, %s: ms", large), AtMost: 100, Measured: at(OneDisturbed, Ours, large).of},
 		{Name: "1,000 changes a second for a minute, 10,000: ms until the last is in the kernel", AtMost: 1000, Measured: at(Backlog, Ours, 10000).of},
 		{Name: "The same, 44,125", AtMost: 1000, Measured: at(Backlog, Ours, 44125).of},
-		{Name: "Cold start of nftables mode with 5,000 Services of 50 endpoints, in ours", AtLeast: 10},
 		{Name: name("Rolling restart of 500 pods: messages, %s", large), AtMost: 1650, Measured: at(Rolling, Ours, large).of},
 		{Name: name("Restart: writes, %s", large), AtMost: 0, Measured: at(Rewrites, Ours, large).of},
 		{Name: "Restart, in the cold start, 10,000", AtMost: 0.25, Measured: ratio(at(Restart, Ours, 10000), at(ColdStart, Ours, 10000))},
 		{Name: name("Restart, in the cold start, %s", large), AtMost: 0.25, Measured: ratio(at(Restart, Ours, large), at(ColdStart, Ours, large))},
 		{Name: "All virtual servers deleted by another program, 10,000: s until they are back", AtMost: 3, Measured: at(Emptied, Ours, 10000).of},
+		{Name: "Idle with all checks, 10,000: % of a core", AtMost: 1, Measured: at(IdleChecked, Ours, 10000).of},
+		{Name: name("Idle with all checks, %s: %% of a core", large), AtMost: 2, Measured: at(IdleChecked, Ours, large).of},
 		{Name: name("Idle: programs and writes, %s", large), AtMost: 0, Measured: at(IdleWork, Ours, large).of},
 		{Name: name("Memory of a Service with two endpoints, %s: kB", large), AtMost: 1.2, Measured: memoryOfOne(large)},
 		{Name: name("Most memory during the start, in that after it, %s", large), AtMost: 1.3, Measured: ratio(at(PeakMemory, Ours, large), at(Memory, Ours, large))},
-		{Name: "Memory, in that of kube-proxy's IPVS mode, 10,000", AtMost: 0.3, Measured: ratio(at(Memory, Ours, 10000), at(Memory, IPVS, 10000))},
-		{Name: "Memory, in that of its nftables mode, 10,000", AtMost: 0.3, Measured: ratio(at(Memory, Ours, 10000), at(Memory, NFTables, 10000))},
-		{Name: name("Memory, in that of kube-proxy's IPVS mode, %s", peer), AtMost: 0.5, Measured: ratio(at(Memory, Ours, peer), at(Memory, IPVS, peer))},
-		{Name: name("Memory, in that of its nftables mode, %s", peer), AtMost: 0.5, Measured: ratio(at(Memory, Ours, peer), at(Memory, NFTables, peer))},
+	}...)
+	for _, peer := range peers {
+		most := 0.3
+		if peer < 10000 {
+			most = 0.5
+		}
+		out = append(out,
+			Target{Name: name("Memory, in that of kube-proxy's IPVS mode, %s", peer), AtMost: most, Measured: ratio(at(Memory, Ours, peer), at(Memory, IPVS, peer))},
+			Target{Name: name("Memory, in that of its nftables mode, %s", peer), AtMost: most, Measured: ratio(at(Memory, Ours, peer), at(Memory, NFTables, peer))})
+	}
+	return append(out, []Target{
 		{Name: name("Memory after churn against before, %s", large), AtMost: 1.1, Measured: ratio(at(Churned, Ours, large), at(Memory, Ours, large))},
 		{Name: name("Memory after as much churn again, against that, %s", large), AtMost: 1.1, Measured: ratio(at(Rechurned, Ours, large), at(Churned, Ours, large))},
 		{Name: name("Programs run for 500 changes, %s", large), AtMost: 0, Measured: at(HotPath, Ours, large).of},
-	}
+	}...)
 }
 
 // CountedTargets returns the targets of the page of counted instructions, for the largest number of

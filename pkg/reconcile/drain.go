@@ -19,19 +19,39 @@ import (
 // need not be persisted: after a restart, a real server drains if it has weight 0 in the kernel and
 // is not desired. See checkDraining.
 type drainer struct {
-	draining map[ipvs.Key]map[netip.AddrPort]silence
-	count    int        // real servers in draining
-	toCheck  []ipvs.Key // virtual servers that this round has not checked yet
-	pace     pace       // of deletions
-	cuts     []Cut      // since the last call of takeCuts
-	checkAt  time.Time  // next check
+	draining map[ipvs.Key][]drainingServer // those of each virtual server, sorted by address and port
+	count    int                           // real servers in draining
+	toCheck  []ipvs.Key                    // virtual servers that this round has not checked yet
+	pace     pace                          // of deletions
+	cuts     []Cut                         // since the last call of takeCuts
+	checkAt  time.Time                     // next check
+}
+
+// drainingServer is a draining real server. There can be tens of thousands, so it takes little memory.
+type drainingServer struct {
+	dest    netip.AddrPort
+	removed bool     // it has no endpoint; without that, nothing else is set
+	closed  bool     // the last check found no connections
+	silence *silence // of its connections; nil before a check has found some
+}
+
+// update notes the connections of the real server as of a check. expires returns when its
+// longest-lived conntrack entry expires, or zero if that is unknown.
+func (s *drainingServer) update(now time.Time, is ipvs.Connections, expires func() time.Time) {
+	if s.closed = is.Active+is.Inactive == 0; s.closed {
+		s.silence = nil
+		return
+	}
+	if s.silence == nil {
+		s.silence = &silence{}
+	}
+	s.silence.update(now, is, expires)
 }
 
 // silence records for how long a draining real server without an endpoint has not answered.
 type silence struct {
-	removed bool             // it has no endpoint; without that, nothing else is set
-	read    bool             // last and answered are set
-	last    ipvs.Connections // as of the last check
+	read bool             // last and answered are set
+	last ipvs.Connections // as of the last check
 	// answered is as of the last check that found an answer.
 	answered ipvs.Connections
 	// from and to are the first and the last check, since the real server's last answer, that found
@@ -42,8 +62,7 @@ type silence struct {
 	expires time.Time
 }
 
-// update notes the connections of the real server as of a check. expires returns when its
-// longest-lived conntrack entry expires, or zero if that is unknown.
+// update notes the connections of the real server; see drainingServer.update.
 func (s *silence) update(now time.Time, is ipvs.Connections, expires func() time.Time) {
 	was := s.last
 	s.last = is
@@ -91,28 +110,29 @@ func (s *silence) exceeds(limit time.Duration, now time.Time) bool {
 	return !s.from.IsZero() && now.Sub(s.from) >= limit && s.to.Sub(s.from) >= limit/2
 }
 
-// mayBeOpen reports whether connections may be left.
-func (s *silence) mayBeOpen() bool { return !s.read || s.last.Active+s.last.Inactive > 0 }
+// find returns the index of a real server among those of a virtual server, or where to insert it.
+func (d *drainer) find(key ipvs.Key, dest netip.AddrPort) (i int, listed bool) {
+	return slices.BinarySearchFunc(d.draining[key], dest, func(s drainingServer, dest netip.AddrPort) int {
+		return s.dest.Compare(dest)
+	})
+}
 
 func (d *drainer) add(key ipvs.Key, dest netip.AddrPort) {
-	dests := d.draining[key]
-	if dests == nil {
-		dests = map[netip.AddrPort]silence{}
-		d.draining[key] = dests
-	}
-	if _, listed := dests[dest]; !listed {
-		dests[dest] = silence{}
+	if i, listed := d.find(key, dest); !listed {
+		d.draining[key] = slices.Insert(d.draining[key], i, drainingServer{dest: dest})
 		d.count++
 	}
 }
 
 func (d *drainer) remove(key ipvs.Key, dest netip.AddrPort) {
-	if _, listed := d.draining[key][dest]; !listed {
+	i, listed := d.find(key, dest)
+	if !listed {
 		return
 	}
-	delete(d.draining[key], dest)
 	d.count--
-	if len(d.draining[key]) == 0 {
+	if left := slices.Delete(d.draining[key], i, i+1); len(left) > 0 {
+		d.draining[key] = left
+	} else {
 		delete(d.draining, key)
 	}
 }
@@ -158,19 +178,20 @@ func (d *drainer) takeCuts() []Cut {
 // more; want is nil if none is desired. It returns those on unreachable nodes, and whether one
 // without an endpoint may have connections.
 func (d *drainer) noteEndpoints(key ipvs.Key, want *wantedServer) (lost map[netip.AddrPort]struct{}, open bool) {
-	for dest, s := range d.draining[key] {
-		if want != nil && want.is(dest, plan.IsEndpoint) {
-			s = silence{}
+	list := d.draining[key]
+	for i := range list {
+		s := &list[i]
+		if want != nil && want.is(s.dest, plan.IsEndpoint) {
+			*s = drainingServer{dest: s.dest}
 		} else {
 			s.removed = true
 		}
-		d.draining[key][dest] = s
-		open = open || s.removed && s.mayBeOpen()
-		if want != nil && want.is(dest, plan.IsUnreachable) {
+		open = open || s.removed && !s.closed
+		if want != nil && want.is(s.dest, plan.IsUnreachable) {
 			if lost == nil {
 				lost = map[netip.AddrPort]struct{}{}
 			}
-			lost[dest] = struct{}{}
+			lost[s.dest] = struct{}{}
 		}
 	}
 	return lost, open
@@ -214,23 +235,28 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			f.problems.add(r.servers.owners(key), err)
 			continue
 		}
-		for dest, s := range d.draining[key] {
+		var again []netip.AddrPort // desired; after an unanswered write, a resync may have found the weight restored
+		list := d.draining[key]
+		for i := range list {
+			s, dest := &list[i], list[i].dest
 			if want != nil && want.is(dest, plan.IsRealServer) {
-				d.remove(key, dest) // desired again; after an unanswered write, a resync may have found its weight restored
+				again = append(again, dest)
 				continue
 			}
 			if s.removed {
 				s.update(now, conns[dest], func() time.Time { return r.acknowledgedUntil(key, dest, now) })
-				d.draining[key][dest] = s
 			}
 			_, unreachable := lost[dest]
 			left := conns[dest].Active + conns[dest].Inactive
-			if unreachable || s.exceeds(deadline, now) || left == 0 && d.mayDelete(want) {
+			if unreachable || s.silence != nil && s.silence.exceeds(deadline, now) || left == 0 && d.mayDelete(want) {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
 				cuts[c] = Cut{key, dest, left, unreachable}
 				d.pace.spend()
 			}
+		}
+		for _, dest := range again {
+			d.remove(key, dest)
 		}
 	}
 	f.servers.apply(changes)

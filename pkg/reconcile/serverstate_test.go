@@ -97,7 +97,7 @@ func TestDiffServerDrains(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 3))
 	for range 1000 {
 		was, want := newWanted(randomServer(random), nil), newWanted(randomServer(random), nil)
-		have, drain := &cachedServer{settings: was.settings}, &drainer{draining: map[ipvs.Key]map[netip.AddrPort]silence{}}
+		have, drain := &cachedServer{settings: was.settings}, &drainer{draining: map[ipvs.Key][]drainingServer{}}
 		for _, e := range was.endpoints {
 			if e.Flags&plan.IsRealServer != 0 {
 				have.setRealServer(e.Dest(), e.RealServer())
@@ -111,7 +111,7 @@ func TestDiffServerDrains(t *testing.T) {
 				continue
 			}
 			stale++
-			_, drains := drain.draining[key][r.Dest()]
+			_, drains := drain.find(key, r.Dest())
 			changed := slices.Contains(changes, ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: r.Dest()})
 			if !drains || changed != (r.Weight != 0) {
 				t.Fatalf("%v of weight %d drains: %v, is changed: %v", r.Dest(), r.Weight, drains, changed)

@@ -59,7 +59,7 @@ func newServiceTables(cfg *plan.Config) *serviceTables {
 		allocator: newMarkAllocator(cfg),
 		conflicts: newConflicts(),
 		flows:     newFlows(),
-		drainer:   drainer{draining: map[ipvs.Key]map[netip.AddrPort]silence{}},
+		drainer:   drainer{draining: map[ipvs.Key][]drainingServer{}},
 	}
 	t.servers = serverTable{
 		table:   newTable[ipvs.Key, wantedServer, cachedServer](hashServer),

@@ -109,7 +109,7 @@ func lastNumbers(part plan.ServicePlan, key ipvs.Key) string {
 	for _, vs := range part.VirtualServers {
 		for _, rs := range realServers(vs.Endpoints) {
 			if vs.Key == key {
-				out = append(out, fmt.Sprint(rs.Addr.As4()[3]))
+				out = append(out, fmt.Sprint(rs.Addr.Addr().As4()[3]))
 			}
 		}
 	}
@@ -142,7 +142,7 @@ func TestIssue89392LostEndpoints(t *testing.T) {
 			var got []string
 			for _, e := range part.VirtualServers[0].Endpoints {
 				if e.Flags&plan.IsUnreachable != 0 {
-					got = append(got, fmt.Sprint(e.Addr.As4()[3]))
+					got = append(got, fmt.Sprint(e.Addr.Addr().As4()[3]))
 				}
 			}
 			if got := strings.Join(got, " "); got != tc.want {

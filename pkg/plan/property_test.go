@@ -114,7 +114,7 @@ func (g generator) links() []routing.Link {
 }
 
 var planByValue = cmp.Options{
-	cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{}), cmpopts.EquateEmpty(),
+	cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{}, ip.Packed{}), cmpopts.EquateEmpty(),
 }
 
 func property(t *testing.T, check func(t *testing.T, g generator)) {
@@ -182,7 +182,7 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 			t.Errorf("%s is of a family that is not served", vs.Key)
 		}
 		for j, e := range vs.Endpoints {
-			if ip.Of(e.Addr) != vs.Key.Family() || j > 0 && vs.Endpoints[j-1].Dest().Compare(e.Dest()) >= 0 {
+			if ip.Of(e.Addr.Addr()) != vs.Key.Family() || j > 0 && vs.Endpoints[j-1].Dest().Compare(e.Dest()) >= 0 {
 				t.Errorf("%s: endpoint %s is of another family, duplicated or out of order", vs.Key, e.Dest())
 			}
 		}

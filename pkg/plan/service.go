@@ -52,11 +52,11 @@ type VirtualServer struct {
 }
 
 // Endpoint is an endpoint of a virtual server, with its settings as a real server. Package
-// reconcile keeps the endpoints of all Services, so this is small.
+// reconcile keeps the endpoints of all Services, so this is small and has no pointers.
 type Endpoint struct {
-	Addr           netip.Addr
-	Port           uint16
+	Addr           ip.Packed
 	Flags          EndpointFlags
+	Port           uint16
 	Weight         int32  // of a real server; 0: it keeps its flows and gets no new ones
 	MaxConnections uint32 // of a real server; 0: no limit
 }
@@ -75,7 +75,7 @@ const (
 )
 
 // Dest returns the address and port.
-func (e Endpoint) Dest() netip.AddrPort { return netip.AddrPortFrom(e.Addr, e.Port) }
+func (e Endpoint) Dest() netip.AddrPort { return netip.AddrPortFrom(e.Addr.Addr(), e.Port) }
 
 // RealServer returns the settings of a real server.
 func (e Endpoint) RealServer() ipvs.RealServer {
@@ -467,20 +467,20 @@ func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active positions) []E
 		}
 	}
 	c := &b.eps
-	out := make([]Endpoint, len(c.all))
+	out, rest := make([]Endpoint, len(c.all)), active
 	for i := range c.all {
-		dest := &c.all[i].Addr
-		out[i] = Endpoint{Addr: dest.Addr(), Port: dest.Port(), Flags: IsEndpoint}
+		from, e := &c.all[i], &out[i]
+		e.Addr, e.Port, e.Flags = ip.Pack(from.Addr.Addr()), from.Addr.Port(), IsEndpoint
+		if len(rest) > 0 && rest[0] == uint32(i) {
+			rest = rest[1:]
+			e.Flags |= IsRealServer
+			e.Weight, e.MaxConnections = max(from.Weight, 1), b.service.MaxConnections
+		}
 	}
 	if protocol == ip.UDP && b.cfg.UDPDrain {
 		for _, at := range c.terminating {
 			out[at].Flags |= IsRealServer
 		}
-	}
-	for _, at := range active {
-		e := &out[at]
-		e.Flags |= IsRealServer
-		e.Weight, e.MaxConnections = max(c.all[at].Weight, 1), b.service.MaxConnections
 	}
 	for _, at := range c.unreachable {
 		out[at].Flags |= IsUnreachable

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"unique"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
@@ -32,8 +33,14 @@ type cachedServer struct {
 	place  uint32 // see ipvs.Service, kept when the virtual server is deleted
 }
 
-func compareDest(addr netip.Addr, port uint16, dest netip.AddrPort) int {
-	return cmp.Or(addr.Compare(dest.Addr()), cmp.Compare(port, dest.Port()))
+// compareDest orders endpoints by address and port.
+func compareDest(a, b endpoint) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port))
+}
+
+// search returns the position of an address and port in a sorted list, or the one to insert it at.
+func search(list []endpoint, dest netip.AddrPort) (at int, found bool) {
+	return slices.BinarySearchFunc(list, endpoint{Addr: ip.Pack(dest.Addr()), Port: dest.Port()}, compareDest)
 }
 
 func sameDest(a, b *endpoint) bool { return a.Addr == b.Addr && a.Port == b.Port }
@@ -44,7 +51,7 @@ func sameRealServer(a, b *endpoint) bool {
 }
 
 func newEndpoint(dest netip.AddrPort, rs ipvs.RealServer) endpoint {
-	return endpoint{Addr: dest.Addr(), Port: dest.Port(), Flags: plan.IsRealServer, Weight: int32(rs.Weight), MaxConnections: rs.MaxConnections}
+	return endpoint{Addr: ip.Pack(dest.Addr()), Port: dest.Port(), Flags: plan.IsRealServer, Weight: int32(rs.Weight), MaxConnections: rs.MaxConnections}
 }
 
 // newWanted returns the value of a planned virtual server. If its endpoints are those of shared,
@@ -62,7 +69,7 @@ func sameWanted(a, b wantedServer) bool {
 
 // is reports whether an address and port has any of the given flags.
 func (w *wantedServer) is(dest netip.AddrPort, any plan.EndpointFlags) bool {
-	i, found := slices.BinarySearchFunc(w.endpoints, dest, func(e endpoint, dest netip.AddrPort) int { return compareDest(e.Addr, e.Port, dest) })
+	i, found := search(w.endpoints, dest)
 	return found && w.endpoints[i].Flags&any != 0
 }
 
@@ -76,13 +83,11 @@ func newCached(s ipvs.Service) cachedServer {
 	for dest, rs := range s.RealServers {
 		a.reals = append(a.reals, newEndpoint(dest, rs))
 	}
-	slices.SortFunc(a.reals, func(a, b endpoint) int { return compareDest(a.Addr, a.Port, b.Dest()) })
+	slices.SortFunc(a.reals, compareDest)
 	return a
 }
 
-func (s *cachedServer) find(dest netip.AddrPort) (int, bool) {
-	return slices.BinarySearchFunc(s.reals, dest, func(r endpoint, dest netip.AddrPort) int { return compareDest(r.Addr, r.Port, dest) })
-}
+func (s *cachedServer) find(dest netip.AddrPort) (at int, found bool) { return search(s.reals, dest) }
 
 func (s *cachedServer) has(dest netip.AddrPort) bool {
 	_, found := s.find(dest)
@@ -182,7 +187,7 @@ func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer, drain *dra
 			i++ // nearly all pairs are equal
 			continue
 		}
-		for ; i < len(reals) && compareDest(reals[i].Addr, reals[i].Port, e.Dest()) < 0; i++ {
+		for ; i < len(reals) && compareDest(reals[i], *e) < 0; i++ {
 			remove(&reals[i])
 		}
 		switch there := i < len(reals) && sameDest(&reals[i], e); {

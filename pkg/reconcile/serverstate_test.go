@@ -16,7 +16,7 @@ import (
 func randomServer(random *rand.Rand) *plan.VirtualServer {
 	vs := &plan.VirtualServer{VirtualServer: ipvs.VirtualServer{Scheduler: []string{"rr", "wrr"}[random.IntN(2)]}}
 	for i := range byte(6) {
-		e := plan.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), Port: 80 + uint16(i%2), Flags: plan.EndpointFlags(random.IntN(8))}
+		e := plan.Endpoint{Addr: ip.Pack(netip.AddrFrom4([4]byte{10, 0, 0, i / 2})), Port: 80 + uint16(i%2), Flags: plan.EndpointFlags(random.IntN(8))}
 		if e.Flags&plan.IsRealServer != 0 {
 			e.Weight, e.MaxConnections = int32(random.IntN(3)), uint32(random.IntN(2))
 		}

@@ -14,18 +14,19 @@ import (
 // needs a lot. The endpoints of a Service are valid until the next one is built in the same
 // Scratch. The zero value is ready for use, by one goroutine at a time.
 type Scratch struct {
-	endpoints []Endpoint // of all ports
+	endpoints []Endpoint // of all ports but those in kept
 	merger    merger
 	kept      []merged // of the Service with many endpoints that was built last
 }
 
 // merged is what was merged for a port. If few of the slices have changed since, only their reports
-// are sorted again.
+// are sorted again. If one has changed, and little, the endpoints are updated; see update.
 type merged struct {
-	name     string
-	protocol ip.Protocol
-	slices   []*Slice
-	reports  []report
+	name      string
+	protocol  ip.Protocol
+	slices    []*Slice
+	reports   []report
+	endpoints []Endpoint // of the reports, without weights; empty if they were weighed
 }
 
 // The results for up to keptPorts ports are kept if they have at least keptFrom reports: to sort
@@ -45,18 +46,36 @@ func (s *Scratch) reset() { s.endpoints = s.endpoints[:0] }
 //
 // EndpointSlices use the Service's port names. Two slices may map a name to different
 // numbers.
-func (s *Scratch) merge(port *Port, endpointSlices []*Slice) []Endpoint {
+//
+// The caller may change the result only if it is to be weighed.
+func (s *Scratch) merge(port *Port, endpointSlices []*Slice, weighed bool) []Endpoint {
+	k := s.keptOf(port)
+	if k != nil && !weighed && k.update(endpointSlices) {
+		return slices.Clip(k.endpoints)
+	}
 	m := &s.merger
-	m.collect(port, endpointSlices, s.keptOf(port))
+	m.collect(port, endpointSlices, k)
 	m.sort()
 	if len(m.reports) == 0 {
 		return nil
 	}
-	s.endpoints = slices.Grow(s.endpoints, len(m.reports))
+	reports := m.reports
+	if k = s.keep(port, endpointSlices); k != nil && !weighed {
+		k.endpoints = appendEndpoints(slices.Grow(k.endpoints, len(reports)), reports, endpointSlices)
+		return slices.Clip(k.endpoints)
+	}
+	s.endpoints = slices.Grow(s.endpoints, len(reports))
 	first := len(s.endpoints)
-	out := s.endpoints[first:]
-	for i := range m.reports {
-		r := &m.reports[i]
+	out := appendEndpoints(s.endpoints[first:], reports, endpointSlices)
+	s.endpoints = s.endpoints[:first+len(out)]
+	return slices.Clip(out)
+}
+
+// appendEndpoints appends the endpoints of sorted reports to an empty list, each address and port
+// once.
+func appendEndpoints(out []Endpoint, reports []report, endpointSlices []*Slice) []Endpoint {
+	for i := range reports {
+		r := &reports[i]
 		e := &endpointSlices[r.slice].endpoints[r.at]
 		last := len(out) - 1
 		switch {
@@ -66,9 +85,7 @@ func (s *Scratch) merge(port *Port, endpointSlices []*Slice) []Endpoint {
 			out[last] = e.endpoint(r.port)
 		}
 	}
-	s.endpoints = s.endpoints[:first+len(out)]
-	s.keep(port, endpointSlices)
-	return slices.Clip(out)
+	return out
 }
 
 // keptOf returns what was merged for a port of this name, or nil. It may be of another Service.
@@ -81,24 +98,27 @@ func (s *Scratch) keptOf(port *Port) *merged {
 	return nil
 }
 
-// keep keeps what was merged for a port, and drops what was kept of another Service.
-func (s *Scratch) keep(port *Port, endpointSlices []*Slice) {
+// keep keeps the reports that were merged for a port, and drops what was kept of another Service. It
+// returns where they are kept now, without endpoints, or nil if they are not kept.
+func (s *Scratch) keep(port *Port, endpointSlices []*Slice) *merged {
 	m := &s.merger
 	if len(m.reports) < keptFrom {
-		return
+		return nil
 	}
 	if len(s.kept) > 0 && s.kept[0].slices[0].ServiceName() != endpointSlices[0].ServiceName() {
 		s.kept = nil
 	}
 	k := s.keptOf(port)
 	if k == nil && len(s.kept) == keptPorts {
-		return
+		return nil
 	}
 	if k == nil {
 		s.kept = append(s.kept, merged{name: port.Name, protocol: port.Protocol})
 		k = &s.kept[len(s.kept)-1]
 	}
 	k.slices, k.reports, m.reports = endpointSlices, m.reports, k.reports
+	k.endpoints = k.endpoints[:0]
+	return k
 }
 
 // preferred reports whether a takes precedence over b, given two reports of one address and
@@ -123,6 +143,11 @@ type report struct {
 func newReport(addr netip.Addr, port uint16, slice, at int) report {
 	bytes := addr.As16()
 	return report{binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:]), int32(slice), int32(at), port, addr.Is6()}
+}
+
+// sameDest reports whether two reports are of one address and port.
+func (r *report) sameDest(s *report) bool {
+	return r.hi == s.hi && r.lo == s.lo && r.port == s.port && r.is6 == s.is6
 }
 
 // compare orders reports by address and port, as netip.AddrPort does. Those that are equal keep the

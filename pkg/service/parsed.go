@@ -146,7 +146,7 @@ func (f *fields) with(endpointSlices []*Slice, scratch *Scratch) (Service, error
 	}
 	for i := range f.Ports {
 		port := &f.Ports[i]
-		port.Endpoints = scratch.merge(port, endpointSlices)
+		port.Endpoints = scratch.merge(port, endpointSlices, len(f.weights) > 0)
 		f.weights.weigh(port.Endpoints)
 	}
 	errs = append(errs[:len(errs):len(errs)], f.errsOfPorts...)

@@ -137,10 +137,10 @@ func BenchmarkOneChangeOfManyEndpoints(b *testing.B) {
 }
 
 // TestOneChangeAllocatesLittle limits the garbage of one change in a Service of 5,000 endpoints.
-// Its desired state alone is a list of 200 kB, which each change replaces. The least of several
+// Its desired state alone is a list of 140 kB, which each change replaces. The least of several
 // changes counts: the garbage collector may free the memory that is reused, at any time.
 func TestOneChangeAllocatesLittle(t *testing.T) {
-	const limit = 300_000
+	const limit = 200_000
 	_, change := manyEndpoints(t, 5000, true)
 	least := uint64(math.MaxUint64)
 	for range 20 {

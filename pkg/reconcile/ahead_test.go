@@ -1,12 +1,17 @@
 package reconcile
 
 import (
+	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
@@ -124,4 +129,62 @@ func TestRefusedAdditions(t *testing.T) {
 		}
 	}
 	t.Logf("refused each of %d writes in turn", len(writes))
+}
+
+// TestRandomAdditions starts with random Services that share addresses and ports, and with random
+// refusals. Afterwards the kernel has what it has after a start with Flush.
+func TestRandomAdditions(t *testing.T) {
+	ahead := 0
+	for seed := range uint64(240) {
+		claim := []plan.ClaimMode{plan.ClaimPort, plan.ClaimAddress, plan.ClaimRoute, plan.ClaimAuto}[seed%4]
+		m := &soak{random: rand.New(rand.NewPCG(seed, 6))}
+		services := map[string]service.Service{}
+		for range 8 {
+			s := m.service()
+			services[s.Name.Name] = s
+		}
+		list := slices.Collect(maps.Values(services))
+		slices.SortFunc(list, func(a, b service.Service) int { return strings.Compare(a.Name.Name, b.Name.Name) })
+
+		want := exchangeWorld(t, claim)
+		want.startNode()
+		for _, s := range list {
+			want.mustApply(s)
+		}
+		if err := want.reconciler.Prune().Err(); err != nil {
+			t.Fatal(err)
+		}
+
+		w := exchangeWorld(t, claim)
+		w.refuse = func(string) error {
+			if seed%8 < 4 && m.random.IntN(12) == 0 {
+				return unix.ENOMEM
+			}
+			return nil
+		}
+		problems := w.startNode()
+		for _, s := range list {
+			w.set(s)
+			problems = append(problems, w.reconciler.FlushAhead()...)
+			if w.reconciler.ahead != nil {
+				ahead++
+			}
+		}
+		problems = append(problems, w.reconciler.Prune()...)
+		w.checkHeld()
+		w.refuse = nil
+		w.recover(problems)
+		for _, drained := range []*world{w, want} {
+			if err := drained.drain().Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if diff := cmp.Diff(want.kernel(), w.kernel()); diff != "" {
+			t.Fatalf("claimed by %s, seed %d, after a start with Flush (-), with FlushAhead (+):\n%s", claim, seed, diff)
+		}
+	}
+	t.Logf("%d flushes ahead", ahead)
+	if ahead < 100 {
+		t.Error("too few additions to test them")
+	}
 }

@@ -20,20 +20,23 @@ type additions struct {
 	serverChanges []ipvs.Change
 	vipChanges    []routing.Change
 
-	ended   chan struct{} // closed when all is written, or something was refused
-	refused bool
+	// Set before ended is closed. Later kinds of objects are not written after a refusal.
+	refusedMembers []ipset.Failure
+	refusedServers []ipvs.Failure
+	refusedVIPs    []routing.Failure
+	ended          chan struct{}
 }
 
 // FlushAhead is a Flush that lets the caller plan the next Services while it writes. If all
 // differences are additions, which is so for most Services that a node gets at startup, it returns
-// before they are written. The next FlushAhead, Flush or Prune waits for them. If the kernel refused
-// any, that call writes them again as Flush does, and returns the problems. Before that call, only Set
-// may be called. If not all differences are additions, FlushAhead is Flush.
+// before they are written. The next FlushAhead, Flush or Prune waits for them, and returns their
+// problems too. Before that call, only Set may be called. If not all differences are additions,
+// FlushAhead is Flush.
 func (r *Reconciler) FlushAhead() Problems {
 	r.planNode()
 	next := r.collectAdditions()
-	if !r.finishAdditions() || next == nil {
-		return r.Flush()
+	if problems := r.finishAdditions(); next == nil || len(problems) > 0 {
+		return append(problems, r.Flush()...)
 	}
 	r.ahead = next
 	go next.write(&r.kernel)
@@ -76,12 +79,24 @@ func (r *Reconciler) collectAdditions() *additions {
 	return a
 }
 
-// write writes the changes until one is refused. So a VIP does not become local without its members.
+// write writes one kind of objects after the other. If some of a kind are refused, it ends: a VIP must not
+// become local without its members.
 func (a *additions) write(k *Kernel) {
 	defer close(a.ended)
-	a.refused = len(a.memberChanges) > 0 && len(k.writeSets(a.memberChanges)) > 0 ||
-		len(a.serverChanges) > 0 && len(k.writeIPVS(a.serverChanges)) > 0 ||
-		len(a.vipChanges) > 0 && len(k.writeRouting(a.vipChanges)) > 0
+	if len(a.memberChanges) > 0 {
+		a.refusedMembers = k.writeSets(a.memberChanges)
+	}
+	if len(a.serverChanges) > 0 && !a.refused() {
+		a.refusedServers = k.writeIPVS(a.serverChanges)
+	}
+	if len(a.vipChanges) > 0 && !a.refused() {
+		a.refusedVIPs = k.writeRouting(a.vipChanges)
+	}
+}
+
+// refused reports whether anything was refused.
+func (a *additions) refused() bool {
+	return len(a.refusedMembers)+len(a.refusedServers)+len(a.refusedVIPs) > 0
 }
 
 // cacheAdditions records that the kernel has the additions.
@@ -108,29 +123,51 @@ func (r *Reconciler) cacheAdditions(a *additions) {
 	r.vips.compact()
 }
 
-// finishAdditions waits until the additions of the last FlushAhead are written. If any was refused, it
-// makes all of them dirty and returns false: the kernel accepts again what it has accepted.
-func (r *Reconciler) finishAdditions() bool {
+// finishAdditions waits until the additions of the last FlushAhead are written. It sets aside what was
+// refused, makes dirty what was not written, and returns the problems.
+func (r *Reconciler) finishAdditions() Problems {
 	a := r.ahead
 	if a == nil {
-		return true
+		return nil
 	}
 	<-a.ended
 	r.ahead = nil
-	if !a.refused {
-		return true
+	if !a.refused() {
+		return nil
 	}
-	for _, m := range a.members {
-		r.members.clearCached(m)
-		r.members.setDirty(m)
+	f := r.newFlush()
+	for _, failure := range a.refusedMembers {
+		r.members.clearCached(f.members.memberOf(failure.Change))
+		f.members.refused(failure.Change, failure)
 	}
-	for _, s := range a.servers {
-		r.clearCachedServer(s)
-		r.servers.setDirty(s)
+	if len(a.refusedMembers) > 0 {
+		for _, s := range a.servers {
+			r.clearCachedServer(s)
+			r.servers.setDirty(s)
+		}
 	}
-	for _, v := range a.vips {
+	refused := f.servers.refused()
+	for _, failure := range a.refusedServers {
+		s := r.servers.get(failure.Change.Key)
+		if failure.Change.Op == ipvs.AddVirtualServer {
+			r.clearCachedServer(s)
+		} else if s.exists {
+			r.servers.deleteRealServer(s, failure.Change.Dest)
+		}
+		refused(failure.Change, failure)
+	}
+	if len(a.refusedMembers)+len(a.refusedServers) > 0 {
+		for _, v := range a.vips {
+			r.vips.clearCached(v)
+			r.vips.setDirty(v)
+		}
+	}
+	for _, failure := range a.refusedVIPs {
+		v := a.vips[slices.Index(a.vipChanges, failure.Change)]
 		r.vips.clearCached(v)
-		r.vips.setDirty(v)
+		f.vips.refused(v, failure.Change, failure)
 	}
-	return false
+	f.noteLink()
+	r.noteRefused(f.problems)
+	return f.problems
 }

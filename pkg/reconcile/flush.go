@@ -31,9 +31,9 @@ func (r *Reconciler) newFlush() *flush {
 // sets that come into use precede their members. Rules for sets that went out of use are deleted after
 // the last members: the first pass deletes the members, and the second one the rules.
 func (r *Reconciler) Flush() Problems {
-	r.finishAdditions()
+	problems := r.finishAdditions()
 	r.planNode()
-	problems := r.flush()
+	problems = append(problems, r.flush()...)
 	if r.planNode() {
 		problems = append(problems, r.flush()...)
 	}
@@ -75,8 +75,13 @@ func (f *flush) flushTables() {
 	if f.t.pruning {
 		f.t.sets.dropUnused()
 	}
+	f.noteLink()
+}
+
+// noteLink makes the link dirty if another program has deleted it. The retry adds it before the addresses.
+func (f *flush) noteLink() {
 	if f.vips.linkGone {
-		f.ns.cached.link, f.ns.node.dirty = false, true // the retry adds it before the addresses
+		f.ns.cached.link, f.ns.node.dirty = false, true
 	}
 }
 

@@ -188,11 +188,14 @@ func (w *memberWriter) changeOf(op ipset.Op, m *member) ipset.Change {
 // apply writes changes, and updates the cached state.
 func (w *memberWriter) apply(changes []ipset.Change) {
 	slices.SortStableFunc(changes, bySourceRangeOrder)
-	applyChanges(changes, w.kernel.writeSets, w.done, func(c ipset.Change, err error) {
-		m := w.memberOf(c)
-		w.problems.add(w.t.members.owners(m.key), err)
-		w.t.members.setStuck(m)
-	})
+	applyChanges(changes, w.kernel.writeSets, w.done, w.refused)
+}
+
+// refused reports a change that the kernel refused, and sets it aside.
+func (w *memberWriter) refused(c ipset.Change, err error) {
+	m := w.memberOf(c)
+	w.problems.add(w.t.members.owners(m.key), err)
+	w.t.members.setStuck(m)
 }
 
 // bySourceRangeOrder compares changes in the order of sourceRangeOrder.

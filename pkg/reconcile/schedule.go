@@ -123,7 +123,7 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 // Prune declares that every Service is known, and flushes: from now on undesired state is deleted. It
 // also deletes stale UDP flows of all virtual servers, because an earlier process may have left some.
 func (r *Reconciler) Prune() Problems {
-	r.finishAdditions()
+	problems := r.finishAdditions()
 	r.pruning = true
 	r.vips.replaceWrongScope()
 	for s := range r.servers.allExisting() {
@@ -143,7 +143,7 @@ func (r *Reconciler) Prune() Problems {
 	for _, v := range r.vips.list() {
 		r.vips.compared(v, r.vips.desired(v) != v.exists)
 	}
-	problems := r.Flush()
+	problems = append(problems, r.Flush()...)
 	now := time.Now()
 	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod(r.kernel.omitsRules()))
 	r.spotCheckAt = now.Add(spotCheckPeriod)

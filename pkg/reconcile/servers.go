@@ -182,8 +182,16 @@ func (w *serverWriter) apply(changes []ipvs.Change, later ...ipvs.Change) {
 	if len(changes) == 0 {
 		return
 	}
+	applyChanges(changes, w.kernel.writeIPVS, w.done, w.refused())
+	w.clean(changes, later)
+	w.addFlows(changes)
+}
+
+// refused returns a function that reports changes which one write of the kernel refused, and sets them
+// aside.
+func (w *serverWriter) refused() func(ipvs.Change, error) {
 	reported := map[ipvs.Key]bool{} // later refusals of a key follow from the first
-	applyChanges(changes, w.kernel.writeIPVS, w.done, func(c ipvs.Change, err error) {
+	return func(c ipvs.Change, err error) {
 		if !reported[c.Key] {
 			w.problems.add(w.t.servers.owners(c.Key), err)
 		}
@@ -192,9 +200,7 @@ func (w *serverWriter) apply(changes []ipvs.Change, later ...ipvs.Change) {
 			w.t.servers.unsure[c.Key] = struct{}{}
 		}
 		w.t.servers.setStuck(w.t.servers.get(c.Key))
-	})
-	w.clean(changes, later)
-	w.addFlows(changes)
+	}
 }
 
 // clean makes changed virtual servers clean if they are up to date. It skips those with changes in

@@ -94,13 +94,16 @@ func (w *vipWriter) change(vips []*vipRecord, wanted bool) {
 	for i, v := range vips {
 		changes[i] = w.changeOf(v.key, wanted)
 	}
-	succeeded(changes, w.kernel.writeRouting(changes), func(i int) { w.done(vips[i]) }, func(i int, err error) {
-		w.problems.add(w.t.vips.claimants(vips[i]), err)
-		w.t.vips.setStuck(vips[i])
-		if changes[i].Op == routing.AddAddress && errors.Is(err, unix.ENODEV) {
-			w.linkGone = true
-		}
-	})
+	succeeded(changes, w.kernel.writeRouting(changes), func(i int) { w.done(vips[i]) }, func(i int, err error) { w.refused(vips[i], changes[i], err) })
+}
+
+// refused reports a change of a VIP that the kernel refused, and sets it aside.
+func (w *vipWriter) refused(v *vipRecord, c routing.Change, err error) {
+	w.problems.add(w.t.vips.claimants(v), err)
+	w.t.vips.setStuck(v)
+	if c.Op == routing.AddAddress && errors.Is(err, unix.ENODEV) {
+		w.linkGone = true
+	}
 }
 
 // changeOf returns the change that claims or releases a VIP.

@@ -20,20 +20,25 @@ func TestFiguresOfTheREADME(t *testing.T) {
 		found[row[0]] = row[1:4]
 	}
 	ipvs, nftables := "kube-proxy, ipvs", "kube-proxy, nftables"
-	const dataplane, perf = "docs/performance/dataplane.md", "docs/performance/README.md"
+	const dataplane, controlPlane = "docs/performance/dataplane.md", "docs/performance/measurements.md"
 	adds := func(name string) []string { return row(t, dataplane, "### ClusterIP, from a pod", name) }
-	beside := func(name string) []string {
+	with10000 := func(heading string) []string {
+		column := slices.Index(row(t, controlPlane, heading, "Services"), "10,000")
+		_, unit, _ := strings.Cut(heading, ", ")
+		if at := strings.LastIndex(unit, ", "); at >= 0 {
+			unit = unit[at+2:]
+		}
 		var out []string
-		for _, cell := range row(t, perf, "## With 10,000 Services, beside kube-proxy", name)[1:4] {
-			out = append(out, strings.Replace(first(cell), ".0 MB", " MB", 1))
+		for _, name := range []string{"kube-ipvs, route", ipvs, nftables} {
+			out = append(out, row(t, controlPlane, heading, name)[column]+" "+unit)
 		}
 		return out
 	}
 	want := map[string][]string{
 		"upstream's sig-network tests":                 {judged(t, "kube-ipvs"), judged(t, "kube-proxy-ipvs"), judged(t, "kube-proxy-nftables")},
-		"first sync, 10,000 Services":                  beside("cold start"),
-		"one endpoint change, 10,000 Services, median": beside("one change, median"),
-		"memory after the start, 10,000 Services":      beside("memory after the start"),
+		"first sync, 10,000 Services":                  with10000("### Cold start, s"),
+		"one endpoint change, 10,000 Services, median": with10000("### One endpoint changed, median, ms"),
+		"memory after the start, 10,000 Services":      with10000("### Memory after the start, MB"),
 		"instructions that a ClusterIP adds to a round trip, on a node without load balancer IPs": {
 			added(adds("kube-ipvs")[2]), added(adds(ipvs)[2]), added(adds(nftables)[2])},
 		"instructions that a ClusterIP adds to a new connection, on such a node": {
@@ -123,12 +128,6 @@ func neighbours(t *testing.T) string {
 		}
 	}
 	return fmt.Sprintf("%d of %d,%03d", worse, cells/1000, cells%1000)
-}
-
-// first returns a cell up to its first comma that separates words.
-func first(cell string) string {
-	out, _, _ := strings.Cut(cell, ", ")
-	return out
 }
 
 var number = regexp.MustCompile(`^\+([0-9,]*[0-9])`)

@@ -122,6 +122,19 @@ func kernelMemory(t testing.TB) float64 {
 	return sizeIn(t, "/proc/meminfo", "SUnreclaim:") + sizeIn(t, "/proc/meminfo", "Percpu:")
 }
 
+// kernelMemoryAtRest returns the same once the kernel has freed the state of an earlier node.
+func kernelMemoryAtRest(t testing.TB) float64 {
+	now := kernelMemory(t)
+	for range 30 {
+		before := now
+		time.Sleep(2 * time.Second)
+		if now = kernelMemory(t); before-now < 0.1 {
+			break
+		}
+	}
+	return now
+}
+
 // status returns a size from /proc/PID/status in MB.
 func status(t testing.TB, pid int, field string) float64 {
 	return sizeIn(t, fmt.Sprintf("/proc/%d/status", pid), field)

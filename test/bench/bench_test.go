@@ -50,7 +50,7 @@ const mixedServices, wideServices = 10000, 5000
 // mixed measures a start with mixed Services.
 func (b *bench) mixed(t *testing.T) {
 	r := b.begin(t, byRoute, mixedServices)
-	kernel := kernelMemory(t)
+	kernel := kernelMemoryAtRest(t)
 	r.start()
 	r.put(MixedStart, r.passed(r.limit).Sub(r.started).Seconds())
 	r.put(MixedCPU, cpu(t, r.process.PID()).Seconds())

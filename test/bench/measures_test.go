@@ -93,7 +93,7 @@ func (r *run) coldStart() (seen tally) {
 func (r *run) startTapped() tally {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
-	kernel := kernelMemory(r.t)
+	kernel := kernelMemoryAtRest(r.t)
 	defer func() { r.put(KernelMemory, kernelMemory(r.t)-kernel) }()
 	r.start()
 	if r.subject.peer {

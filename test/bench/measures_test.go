@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -238,9 +239,22 @@ func (r *run) atRate(duration time.Duration) ([]begun, map[netip.Addr]time.Time)
 	tp.release()
 	times, ok := tp.met(rateLimit)
 	if seen := tp.close(); !ok || seen.Dropped {
-		r.t.Fatalf("%s: the last change of %d of %d Services is not programmed, or was not seen (%t)", r.subject.name, tp.missing, r.n, seen.Dropped)
+		r.t.Fatalf("%s: the last change of %d of %d Services is not programmed, or was not seen (%t); the kernel has %d of them",
+			r.subject.name, tp.missing, r.n, seen.Dropped, r.programmed(tp.unseen()))
 	}
 	return began, times
+}
+
+// programmed returns how many of some endpoints the kernel has with a weight. The kernel does not report all
+// requests if memory is fragmented (netlink_to_full_skb).
+func (r *run) programmed(endpoints []netip.Addr) int {
+	n, list := 0, r.node.Exec("ipvsadm", "-Sn")
+	for _, a := range endpoints {
+		if strings.Contains(list, " -r "+a.String()+":8000 -m -w 1") {
+			n++
+		}
+	}
+	return n
 }
 
 var drainingServers = regexp.MustCompile(`(?m)^kube_ipvs_draining_real_servers (\S+)$`)

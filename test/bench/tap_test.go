@@ -265,6 +265,19 @@ func (tp *tap) find(message []byte, at time.Time) {
 	}
 }
 
+// unseen returns the awaited addresses that must arrive and have not.
+func (tp *tap) unseen() []netip.Addr {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	var out []netip.Addr
+	for address, a := range tp.awaited {
+		if a.must && a.at.IsZero() {
+			out = append(out, netip.AddrFrom4(address))
+		}
+	}
+	return out
+}
+
 // Names of the counted IPVS requests.
 const (
 	newServer = "virtual server added"

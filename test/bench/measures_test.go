@@ -198,7 +198,10 @@ const ratePerSecond = 1000
 // rateLimit is the maximum time to wait for the last change.
 const rateLimit = 5 * time.Minute
 
-// perWrites is the number of changes in one write to etcd.
+// perWrites is the number of changes in one write to etcd. They share a revision, which changes through
+// the API server never do. If the API server ends a watch within them, because the client is slow, the
+// watch resumes after the revision, and the client does not learn of the others. Then atRate fails: on a
+// machine with other load this happens.
 const perWrites = 50
 
 // rate makes changes at ratePerSecond and measures when each one is in the kernel.
@@ -245,8 +248,8 @@ func (r *run) atRate(duration time.Duration) ([]begun, map[netip.Addr]time.Time)
 	return began, times
 }
 
-// programmed returns how many of some endpoints the kernel has with a weight. The kernel does not report all
-// requests if memory is fragmented (netlink_to_full_skb).
+// programmed returns how many of some endpoints the kernel has with a weight: those were written, but not
+// captured. The kernel does not pass all requests to the tap if memory is fragmented (netlink_to_full_skb).
 func (r *run) programmed(endpoints []netip.Addr) int {
 	n, list := 0, r.node.Exec("ipvsadm", "-Sn")
 	for _, a := range endpoints {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/test/heap"
+	"github.com/kube-ipvs/kube-ipvs/test/metadata"
 )
 
 // mostOfObjects is how many bytes may be kept of the objects of a Service with two
@@ -74,14 +75,7 @@ func clusterMeta(n int, name, manager string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: fmt.Sprintf("team-%d", n%100), Name: name, UID: "0b9b8b6e-6c0e-4a53-9d0a-0f8f5d1f0d5e",
 		ResourceVersion: fmt.Sprint(1_000_000 + n), CreationTimestamp: at,
-		Labels: map[string]string{
-			"app.kubernetes.io/name": "backend", "app.kubernetes.io/instance": name, "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "backend-1.2.3",
-		},
-		Annotations: map[string]string{"meta.helm.sh/release-name": name, "meta.helm.sh/release-namespace": "default"},
-		ManagedFields: []metav1.ManagedFieldsEntry{{
-			Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &at, FieldsType: "FieldsV1",
-			FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{".":{},"f:meta.helm.sh/release-name":{}},"f:labels":{".":{},"f:app.kubernetes.io/name":{},"f:helm.sh/chart":{}}},"f:spec":{"f:internalTrafficPolicy":{},"f:ports":{".":{},"k:{\"port\":80,\"protocol\":\"TCP\"}":{".":{},"f:name":{},"f:port":{},"f:protocol":{},"f:targetPort":{}}},"f:selector":{},"f:sessionAffinity":{},"f:type":{}}}`),
-		}},
+		Labels: metadata.HelmLabels(name), Annotations: metadata.HelmAnnotations(name), ManagedFields: metadata.ManagedFields(manager, "v1", at),
 	}
 }
 

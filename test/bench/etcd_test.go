@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+	"github.com/kube-ipvs/kube-ipvs/test/metadata"
 )
 
 // Objects whose creation through the API server would take minutes are written directly
@@ -34,11 +35,6 @@ type stored struct {
 	Key   []byte `json:"key"`
 	Value []byte `json:"value"`
 }
-
-// managedFields are those of a typical Service, which take more than the rest of it.
-const managedFields = `{"f:metadata":{"f:annotations":{".":{},"f:meta.helm.sh/release-name":{}},"f:labels":{".":{},"f:app.kubernetes.io/name":{},` +
-	`"f:helm.sh/chart":{}}},"f:spec":{"f:internalTrafficPolicy":{},"f:ports":{".":{},"k:{\"port\":80,\"protocol\":\"TCP\"}":{".":{},"f:name":{},` +
-	`"f:port":{},"f:protocol":{},"f:targetPort":{}}},"f:selector":{},"f:sessionAffinity":{},"f:type":{}}}`
 
 var encoder = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 
@@ -51,10 +47,7 @@ func store(key string, version schema.GroupVersion, kind string, object interfac
 	object.SetGeneration(1)
 	now := metav1.NewTime(time.Now())
 	object.SetCreationTimestamp(now)
-	object.SetManagedFields([]metav1.ManagedFieldsEntry{{
-		Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: version.String(), Time: &now,
-		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(managedFields),
-	}})
+	object.SetManagedFields(metadata.ManagedFields("kube-controller-manager", version.String(), now))
 	object.GetObjectKind().SetGroupVersionKind(version.WithKind(kind))
 	var b bytes.Buffer
 	err := encoder.Encode(object, &b)

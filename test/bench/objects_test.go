@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+	"github.com/kube-ipvs/kube-ipvs/test/metadata"
 )
 
 // endpointsOfEach is the number of endpoints of each Service.
@@ -70,18 +71,10 @@ func (a *api) create(namespace string, svc *corev1.Service, slice *discoveryv1.E
 
 func serviceName(n int) string { return fmt.Sprintf("svc-%05d", n) }
 
-// chartLabels are labels of an object that Helm installed.
-func chartLabels(n int) map[string]string {
-	return map[string]string{
-		"app.kubernetes.io/name": "backend", "app.kubernetes.io/instance": serviceName(n), "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "backend-1.2.3",
-	}
-}
-
 func newService(n int) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: serviceName(n), Labels: chartLabels(n),
-			Annotations: map[string]string{"meta.helm.sh/release-name": serviceName(n), "meta.helm.sh/release-namespace": "default"},
+			Name: serviceName(n), Labels: metadata.HelmLabels(serviceName(n)), Annotations: metadata.HelmAnnotations(serviceName(n)),
 		},
 		Spec: corev1.ServiceSpec{
 			Type:                  corev1.ServiceTypeClusterIP,
@@ -100,7 +93,7 @@ func newService(n int) *corev1.Service {
 func newSlice(n, version int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: serviceName(n) + "-1", GenerateName: serviceName(n) + "-", Labels: chartLabels(n),
+			Name: serviceName(n) + "-1", GenerateName: serviceName(n) + "-", Labels: metadata.HelmLabels(serviceName(n)),
 			Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339)},
 			OwnerReferences: []metav1.OwnerReference{{
 				APIVersion: "v1", Kind: "Service", Name: serviceName(n), UID: anyUID, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true),
@@ -138,8 +131,8 @@ func newEndpoint(n, i int, address netip.Addr) discoveryv1.Endpoint {
 	}
 }
 
-// mixedService returns Service number n of those that TestBench and TestCounted call mixed, with its slices: it has both
-// families; one in ten has a node port, and one in twenty a load balancer too.
+// mixedService returns Service number n of the mixed ones, with its slices: each has both families, one in
+// ten has a node port, and one in twenty a load balancer too.
 func mixedService(n int) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	svc, slice := newService(n), newSlice(n, 0)
 	svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}

@@ -41,7 +41,8 @@ type MarkReader struct{}
 
 // Observe returns the rules that use marks or translate sources, and a base chain of each table
 // that may drop forwarded packets. It omits those of kube-proxy. It runs nft, in the network namespace
-// of the calling thread: once on a node without such tables, and up to twice more for each table. The error is exec.ErrNotFound if nft is not installed.
+// of the calling thread: once on a node without such tables, and up to twice more for each table. The
+// error is exec.ErrNotFound if nft is not installed.
 func (MarkReader) Observe() ([]MarkUse, error) {
 	tables, err := Tables()
 	if err != nil {
